@@ -32,7 +32,7 @@ napoleon_use_rtype = False
 python_maximum_signature_line_length = 88
 toc_object_entries_show_parents = "hide"
 
-# Pages whose text stands elsewhere in the repository, where its readers look for it.
+# Pages with their text elsewhere in the repository, where its readers look for it.
 ELSEWHERE = {
     "changelog": DOCS.parent / "CHANGELOG.md",
     "contributing": DOCS.parent / "CONTRIBUTING.md",
@@ -60,7 +60,7 @@ def _relinked(text, source, page):
 
 
 def _commands():
-    """Write what each command prints as its help."""
+    """Write the help text of each command."""
     for name, command in main.commands.items():
         context = click.Context(command, info_name=f"kvstore {name}", terminal_width=88, max_content_width=88)
         yield f"\n## kvstore {name}\n\n```text\n{command.get_help(context)}\n```\n"

@@ -90,7 +90,7 @@ def _cell(door: Door, program: str, column: str, notes: Notes) -> str:
 
 
 def _name(way: str, column: str) -> str:
-    """Return what tells a way from the others of its column."""
+    """Return the difference of a way to the other ways of its column."""
     store, _, how = way.partition("/")
     return store if column.startswith("*") else how
 

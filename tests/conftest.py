@@ -39,12 +39,12 @@ settings.load_profile("house")
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "in_reach: not for stores whose weights are on servers")
     for number in (signal.SIGINT, signal.SIGHUP):  # under nohup, in the background: all that is started would
-        if signal.getsignal(number) is signal.SIG_IGN:  # ignore them, too; what is caught they do not inherit
+        if signal.getsignal(number) is signal.SIG_IGN:  # ignore them, too; handlers are not inherited
             signal.signal(number, lambda *_: None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what a kind of store does not have; test_dist.py says what it raises there."""
+    """Leave out the operations that a kind of store does not have; test_dist.py tests its errors."""
     out = [_on_servers(item) and item.get_closest_marker("in_reach") is not None for item in items]
     if any(out):
         config.hook.pytest_deselected(items=list(itertools.compress(items, out)))
@@ -59,7 +59,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Spare it also what a file of tests has left: a collection took a second after the compiler's."""
+    """Spare it also the objects of a file of tests: a collection took a second after the compiler's."""
     if nextitem is not None and nextitem.path != item.path:
         gc.collect()
         gc.freeze()
@@ -92,7 +92,7 @@ def on_servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture(scope="session")
 def one_server() -> Iterator[Mapping[str, str]]:
-    """Scheduler and server of a job of one worker, this process; what it must have in its environment."""
+    """Scheduler and server of a job of one worker, this process; the variables of its environment."""
     with servers.service(1) as variables:
         yield variables
 

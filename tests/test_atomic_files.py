@@ -1,4 +1,4 @@
-"""Files that are replaced in one step, and what the system refuses at the end of it."""
+"""Files that are replaced in one step, and the refusals of the system at its end."""
 
 from __future__ import annotations
 

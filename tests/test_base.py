@@ -15,7 +15,7 @@ import kvstore as kv
 from kvstore.factory import _warn_apart
 from kvstore.store_kinds import STORES
 
-#: On engines of others, whose own tests make them.
+#: On engines of other libraries; tests of their own make them.
 ENGINES = ("byteps", "horovod", "mpi", "nccl")
 
 
@@ -319,7 +319,7 @@ def test_a_store_apart_from_what_a_launcher_has_started_warns(
     (record,) = caplog.records
     text = record.getMessage()
     assert f"rank 1 of 2 trains separately: {launcher} has started 2 processes, but store {name!r}" in text
-    assert ("'shared'" in text) == (launcher != "slurm")  # whose ranks are on two machines
+    assert ("'shared'" in text) == (launcher != "slurm")  # its ranks are on two machines
     assert "'dist_sync'" in text
 
 

@@ -1,4 +1,4 @@
-"""Arrays of GPUs, seen by address: protocols, streams, and what is refused."""
+"""Arrays of GPUs, seen by address: protocols, streams, and refusals."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_lies_on_the_host_never_asks_the_driver(obj: Any) -> None:
 
 def test_an_interface_tells_its_device_by_its_address(fake: LazyDriver) -> None:
     assert arrays.device_of(GpuArray(fake, np.zeros(3), device=1)) == 1
-    assert arrays.device_of(GpuArray(fake, np.zeros(0), device=1)) == 0  # nothing to tell by
+    assert arrays.device_of(GpuArray(fake, np.zeros(0), device=1)) == 0  # no address to check
 
 
 class Lender:
@@ -161,7 +161,7 @@ def test_we_read_numpy_s_capsules() -> None:
         assert (got.dtype, got.device_kind) == (np.int32, 1)
 
 
-def test_read_only_memory_is_lent_to_those_who_can_be_told() -> None:
+def test_read_only_memory_is_lent_to_consumers_that_can_be_told() -> None:
     array = np.ones(3)
     with pytest.raises(BufferError, match="read-only"):
         dlpack.export(array, array.ctypes.data, (3,), array.dtype, (2, 0), True, None)
@@ -493,7 +493,7 @@ class Interface_of:  # noqa: N801 - a function in all but name
         return self._mine.__cuda_array_interface__
 
 
-def test_who_takes_our_array_waits_for_our_work(fake: LazyDriver) -> None:
+def test_a_consumer_of_our_array_waits_for_our_work(fake: LazyDriver) -> None:
     for seed in range(20):
         fake._random.seed(seed)
         mine, copy = own(fake, np.ones(4)), GpuArray(fake, np.zeros(4), stream=new_stream())

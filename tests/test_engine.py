@@ -154,7 +154,7 @@ def test_a_failure_does_not_stop_what_follows(engine: Engine) -> None:
     assert isinstance(work.exception(), ValueError)
 
 
-def test_a_failure_that_nobody_waits_for_is_logged_at_once(
+def test_a_failure_without_a_waiter_is_logged_at_once(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     gc.disable()  # the message must not depend on a collection of cycles
@@ -170,7 +170,7 @@ def test_a_failure_that_nobody_waits_for_is_logged_at_once(
 
 
 @pytest.mark.parametrize("look", [Work.exception, Work.wait])
-def test_a_failure_that_somebody_has_seen_is_not(
+def test_a_failure_that_a_caller_has_seen_is_not(
     engine: Engine, caplog: pytest.LogCaptureFixture, look: Callable[[Work], Any]
 ) -> None:
     work = engine.submit(["a"], failing(ValueError("no")), 0, "fail")
@@ -195,7 +195,7 @@ def test_a_finished_operation_lets_its_arrays_go(engine: Engine) -> None:
     assert gone() is None
 
 
-# ------------------------------------------------------------------------- operations that wait for others
+# ---------------------------------------------------------------------- operations that wait for other ones
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def held() -> Iterator[tuple[Engine, Gate]]:
     yield engine, gate
     gate.open()
     engine.close()
-    work.wait()  # raises if nobody opened the gate in time
+    work.wait()  # raises if the gate was not opened in time
 
 
 Wait = Callable[[Engine, Work], None]
@@ -218,7 +218,7 @@ WAITS: list[Wait] = [
 
 
 @pytest.mark.parametrize("wait", WAITS)
-def test_other_keys_do_not_hold_up_what_somebody_waits_for(held: tuple[Engine, Gate], wait: Wait) -> None:
+def test_other_keys_do_not_hold_up_awaited_work(held: tuple[Engine, Gate], wait: Wait) -> None:
     engine, log = held[0], []
     unwanted = submit(engine, log, "d", ["d"], 9)
     submit(engine, log, "a", ["a"], -9)
@@ -363,7 +363,7 @@ def test_where_no_thread_can_be_started_it_waits_its_turn(
 # ------------------------------------------------------------------------------- by the thread that waits
 
 
-def test_what_is_postponed_is_done_by_who_waits(engine: Engine) -> None:
+def test_postponed_work_is_done_by_the_waiting_thread(engine: Engine) -> None:
     log: list[int] = []
     work = engine.finish_in_wait(lambda: log.append(threading.get_ident()), "rest")
     assert not work.done()
@@ -401,7 +401,7 @@ def test_after_ctrl_c_the_next_wait_goes_on(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("end", [Engine.wait_all, Engine.close])
-def test_what_nobody_waits_for_is_done_at_the_end(engine: Engine, end: Callable[[Engine], None]) -> None:
+def test_work_without_a_waiter_is_done_at_the_end(engine: Engine, end: Callable[[Engine], None]) -> None:
     log: list[int] = []
     for number in range(3):
         engine.finish_in_wait(partial(log.append, number), "rest")
@@ -428,7 +428,7 @@ def _raise(error: BaseException) -> None:
 
 
 class HandlerError(Exception):
-    """What the handler of a signal raises."""
+    """The exception of a signal handler."""
 
 
 class Interrupt:
@@ -475,7 +475,7 @@ class Interrupt:
 
 
 def in_own_thread(test: Callable[..., None]) -> Callable[..., None]:
-    """Have a test in a thread that ends: it keeps an exception in whose handler a trace has raised."""
+    """Have a test in a thread that ends: it keeps an exception if a trace has raised in its handler."""
 
     @wraps(test)
     def run(*arguments: Any, **named: Any) -> None:
@@ -658,7 +658,7 @@ def test_no_thread_before_the_first_operation_nor_after_close() -> None:
     assert threading.enumerate() == before
 
 
-def test_an_engine_that_nobody_closes_is_given_back() -> None:
+def test_an_engine_that_is_never_closed_is_given_back() -> None:
     engine = Engine(timeout=PATIENCE)
     engine.submit(["a"], lambda: None, 0, "a").wait()
     [thread] = [t for t in threading.enumerate() if t.name == "kvstore-engine"]
@@ -881,7 +881,7 @@ def test_stores_of_many_threads_do_not_disturb_each_other() -> None:
 @pytest.mark.parametrize("outer", [False, True])
 @pytest.mark.parametrize("inner", [False, True])
 def test_an_updater_may_call_its_own_store(outer: bool, inner: bool) -> None:
-    """Also where operations of the other key wait: nobody waits for the other until the deadline."""
+    """Also where operations of the other key wait: no operation waits for another until the deadline."""
     with kv.create(timeout=PATIENCE) as store:
         store.init(["a", "b", "c"], [np.zeros(3) for _ in range(3)])
         seen = []

@@ -40,7 +40,7 @@ def jaxes(python: str) -> Iterator[jobs.Nursery]:
 
 @pytest.fixture
 def work(jaxes: jobs.Nursery, tmp_path: Path) -> Callable[..., list[Any]]:
-    """Run a function of procs_jax.py in each worker of a job; return what they return."""
+    """Run a function of procs_jax.py in each worker of a job; return their results."""
 
     def run(function: str, *arguments: Any, workers: int = 2) -> list[Any]:
         served = any(str(argument).startswith("dist_") for argument in arguments)

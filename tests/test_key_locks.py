@@ -72,7 +72,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_who_calls_in_a_loop_leaves_others_their_turn(threads: Threads) -> None:
+def test_a_thread_that_calls_in_a_loop_leaves_others_their_turn(threads: Threads) -> None:
     with threads.turn(["a"]):
         threads.start_waiting(["a"])
     with threads.turn(["a"]):
@@ -80,7 +80,7 @@ def test_who_calls_in_a_loop_leaves_others_their_turn(threads: Threads) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_who_wants_several_keys_has_its_turn_among_those_who_want_one(threads: Threads) -> None:
+def test_a_thread_that_wants_several_keys_has_its_turn_among_the_others(threads: Threads) -> None:
     """Threads whose operations overlap: at no time are all keys free by chance."""
     names = [f"k{one}" for one in range(8)]
     stop, calls = threading.Event(), [0, 0, 0]
@@ -115,7 +115,7 @@ def test_turns_are_in_the_order_of_the_calls(threads: Threads) -> None:
     assert order == list(range(6))
 
 
-def test_who_has_waited_long_is_still_behind_those_before_it(threads: Threads) -> None:
+def test_a_thread_that_has_waited_long_is_still_behind_those_before_it(threads: Threads) -> None:
     order: list[int] = []
     with threads.turn(["a"]):
         started = [threads.start_waiting(["a"], then=partial(order.append, number)) for number in range(6)]
@@ -132,7 +132,7 @@ def test_other_keys_are_not_waited_for(threads: Threads) -> None:
             assert not other.done()
 
 
-def test_a_free_key_of_who_waits_for_another_is_had_before_long(threads: Threads) -> None:
+def test_a_free_key_of_a_thread_that_waits_for_another_is_had_before_long(threads: Threads) -> None:
     """It may be what the operation under way waits for, by way of another process."""
     with threads.turn(["a"]):
         other = threads.start_waiting(["a", "b"])
@@ -141,7 +141,7 @@ def test_a_free_key_of_who_waits_for_another_is_had_before_long(threads: Threads
     other.result()
 
 
-def test_who_works_on_a_free_key_stands_back_now_and_then(
+def test_a_thread_on_a_free_key_stands_back_now_and_then(
     threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For a thread that waits long for another key, and this one, others do not wait in each operation."""
@@ -161,7 +161,7 @@ def test_who_works_on_a_free_key_stands_back_now_and_then(
 
 
 @pytest.mark.usefixtures("patient")
-def test_nobody_stands_back_for_who_has_given_up(threads: Threads) -> None:
+def test_no_thread_stands_back_for_one_that_has_given_up(threads: Threads) -> None:
     with threads.turn(["a"]):
         late = threads.start_waiting(["a", "b"], 0.05)
         with pytest.raises(TimeoutError, match=r"has been busy with key 'a' for 0.05 s"):
@@ -171,7 +171,7 @@ def test_nobody_stands_back_for_who_has_given_up(threads: Threads) -> None:
             pass
 
 
-def test_who_waits_for_all_waits_for_those_before_it(threads: Threads) -> None:
+def test_a_wait_for_all_keys_is_behind_the_earlier_waits(threads: Threads) -> None:
     def wait() -> None:
         with threads.lock:
             threads.key_locks.wait_until_free(LONG)
@@ -193,8 +193,8 @@ def test_what_ctrl_c_has_left_does_not_keep_its_thread_out(threads: Threads) -> 
     assert not threads.key_locks.holders
 
 
-def test_an_end_that_nobody_was_told_of_is_seen(threads: Threads) -> None:
-    """Ctrl-C can come between the two; who calls meanwhile stands back, and is none the later for it."""
+def test_an_end_without_a_notification_is_seen(threads: Threads) -> None:
+    """Ctrl-C can arrive between the two; a call during this waits its turn, and is not delayed."""
     with threads.turn(["a"]):
         others = [threads.start_waiting(["a"]) for _ in range(3)]
         del threads.key_locks.holders["a"]
@@ -211,7 +211,7 @@ def test_nobody_stands_back_for_longer_than_the_timeout(threads: Threads) -> Non
         pass
 
 
-def test_only_who_wants_a_key_is_told_of_it(threads: Threads) -> None:
+def test_only_a_thread_that_wants_a_key_is_notified_of_it(threads: Threads) -> None:
     with threads.turn(["a"]):
         other = threads.start_waiting(["a"])
         assert threads.key_locks.has_waiter(["b", "a"])

@@ -74,7 +74,7 @@ print("well")
 
 
 @needs_mxnet
-def test_an_import_serves_nobody() -> None:
+def test_an_import_starts_no_server() -> None:
     run("-c", ROLE)
 
 

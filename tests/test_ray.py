@@ -33,7 +33,7 @@ def python() -> str:
 
 @pytest.fixture
 def driver(python: str, tmp_path: Path) -> Callable[[str], Any]:
-    """Run a driver of procs_ray.py, and return what it returns."""
+    """Run a driver of procs_ray.py, and return its result."""
 
     def run(name: str) -> Any:
         paths = os.pathsep.join(filter(None, (IMPORTS, os.environ.get("PYTHONPATH"))))
@@ -98,7 +98,7 @@ def test_the_error_that_others_are_a_consequence_of_is_told(driver: Callable[[st
     assert "PeerLostError" not in text
     assert again
     assert "worker 7 is lost" in nobody
-    assert seconds < pace.seconds(30)  # for a rank that is not there nobody waits
+    assert seconds < pace.seconds(30)  # no process waits for a rank that does not exist
 
 
 def test_what_a_job_cannot_have_is_refused_at_once(driver: Callable[[str], Any]) -> None:

@@ -1,4 +1,4 @@
-"""Stores of a process that records a timeline: what is an event, from when to when."""
+"""Stores of a process that records a timeline: the recorded events, with begin and end."""
 
 from __future__ import annotations
 

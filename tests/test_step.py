@@ -1,4 +1,4 @@
-"""`store.step()`: one call of all that a block pushes, in the stores that have it, and refused in others."""
+"""`store.step()`: one call of all pushes of a block, in the stores that have it, and refused elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvstore.trainer`: what Gluon's Trainer does, on every store, with the weights of a loop by hand."""
+"""`kvstore.trainer`: the behaviour of Gluon's Trainer, on every store, with the weights of a loop by hand."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def no_variable_of_mxnet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Recorder(kv.KVStoreBase):
-    """A store that sums and keeps nothing, and writes down what it is asked."""
+    """A store that sums and keeps nothing, and records its calls."""
 
     capable = False
     name = "recorder"
@@ -146,7 +146,7 @@ def test_the_calls_that_save_and_load(recorder: type[Recorder]) -> None:
 
 
 class Spied:
-    """A store of the library's whose verbs are written down."""
+    """A store of the library that records the calls of its verbs."""
 
     def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -260,7 +260,7 @@ def test_a_variable_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
         type_of("local", 2)
 
 
-def test_who_wants_the_store_to_update_gets_one() -> None:
+def test_a_trainer_that_wants_the_store_to_update_gets_one() -> None:
     assert type_of("local", 1, update_on_kvstore=True) == ("local", True)
 
 
@@ -702,7 +702,7 @@ def test_of_some_replicas_the_fresh_ones_count(updates: bool) -> None:
     assert param.fresh == [False, False]
 
 
-# ----------------------------------------------------------------------------------- data that come late
+# ---------------------------------------------------------------------------------- data that arrive late
 
 
 def test_parameters_that_get_their_data_later() -> None:
@@ -760,7 +760,7 @@ def test_a_store_of_the_callers_stays_open() -> None:
         assert store.keys() == [0]
 
 
-def test_without_rounds_nobody_waits_for_a_stale_gradient(
+def test_without_rounds_no_worker_waits_for_a_stale_gradient(
     one_server: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable, value in one_server.items():
@@ -977,7 +977,7 @@ def test_a_factor_that_is_no_number_is_named(store_name: str, updates: bool) -> 
 
 
 class Refusing(kv.optimizer.SGD):
-    """A rule of the user's own, which says only late what it does not take."""
+    """A rule of the user's own, which refuses an unsupported array only late."""
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         if index == 1:
@@ -1031,11 +1031,11 @@ def test_asynchronous_workers(served: Callable[..., ServedJob]) -> None:
 
 
 def test_workers_of_mpi(tmp_path: Path) -> None:
-    """Sums come from the engine, and each worker updates."""
+    """Sums are made by the engine, and each worker updates."""
     pytest.importorskip("mpi4py", reason="there is no mpi4py")
     starter = Path(sys.executable).parent / "mpiexec"
     if not starter.exists():
-        pytest.skip("there is no mpiexec beside this Python")
+        pytest.skip("there is no mpiexec next to this Python")
     code = "import sys; sys.path[:0] = sys.argv[1].split(':'); import procs_trainer; "
     code += "print(procs_trainer.train('mpi', False, 3))"
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""The clock of a wait, and that whoever waits asks once more before it says that it has waited too long."""
+"""The clock of a wait; a waiting thread checks once more before it reports a timeout."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_holds_a_process_up_in_a_test_comes_after_the_reading(
 
 
 class StoppedDriver(MachineDriver):
-    """A worker that is stopped in its turn at the sockets, until long after what it waits for has come."""
+    """A worker that is stopped in its turn at the sockets, until long after the awaited event has arrived."""
 
     def __init__(self, clock: Clock) -> None:
         self.timeout = 20.0
@@ -97,7 +97,7 @@ class StoppedDriver(MachineDriver):
         self.ready = True
 
 
-def test_what_comes_in_the_turn_in_which_the_deadline_passes_is_not_late(
+def test_an_event_in_the_turn_in_which_the_deadline_passes_is_not_late(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = StoppedDriver(clock)

@@ -18,7 +18,7 @@ from kvstore.torch import HookState, allreduce_hook
 
 
 def train(options):
-    """Train a small network, and print what came of it."""
+    """Train a small network, and print the result."""
     accelerator = Accelerator(cpu=True)
     rank, size = accelerator.process_index, accelerator.num_processes
     torch.manual_seed(0)

@@ -20,8 +20,8 @@ from mxnet import autograd, gluon
 
 
 def train(store, options):
-    """Train on this worker's points, and print what came of it."""
-    mx.random.seed(0)  # the same weights for all: the Trainer hands out those of worker 0 in its first step
+    """Train on this worker's points, and print the result."""
+    mx.random.seed(0)  # the same weights for all: the Trainer distributes those of worker 0 in its first step
     net = gluon.nn.Sequential()
     net.add(
         gluon.nn.Dense(options.width, activation="relu", in_units=8),

@@ -49,7 +49,7 @@ class Averages(TrainerCallback):
 
 
 def train(options):
-    """Train, and print what came of it."""
+    """Train, and print the result."""
     torch.manual_seed(0)
     model = Classifier(options.width)
     images = torch.randn(options.images, 16)

@@ -38,7 +38,7 @@ def loss(weights, x, y):
 
 
 def train(store, options):
-    """Train on this worker's points, and print what came of it."""
+    """Train on this worker's points, and print the result."""
     x = jax.random.normal(jax.random.key(1 + store.rank), (options.points, 8))
     y = (x.sum(axis=1) > 0).astype(jnp.float32)
     weights = broadcast(store, first_weights(store.rank, options.width))

@@ -44,7 +44,7 @@ class Classifier(lightning.LightningModule):
 
 
 class AveragedByStore(DDPStrategy):
-    """DDP whose gradients a store averages; DDPStrategy(ddp_comm_hook=...) does nothing on processors."""
+    """DDP, with gradients averaged by a store; DDPStrategy(ddp_comm_hook=...) does nothing on processors."""
 
     def __init__(self, store):
         super().__init__()
@@ -57,7 +57,7 @@ class AveragedByStore(DDPStrategy):
 
 
 def train(options, store):
-    """Train, and print what came of it."""
+    """Train, and print the result."""
     torch.manual_seed(0)
     model = Classifier(options.width)
     torch.manual_seed(1 + store.rank)

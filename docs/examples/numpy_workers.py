@@ -54,7 +54,7 @@ def loss_and_gradients(weights, x, y):
 
 
 def train(store, options):
-    """Train on this worker's points, and print what came of it."""
+    """Train on this worker's points, and print the result."""
     x, y = points(store.rank, options.points)
     weights = first_weights(options.width)
     names = list(weights)

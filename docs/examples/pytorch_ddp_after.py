@@ -18,7 +18,7 @@ from kvstore.torch import HookState, allreduce_hook
 
 
 def train(options):
-    """Train a small network, and print what came of it."""
+    """Train a small network, and print the result."""
     rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     torch.manual_seed(0)
     network = torch.nn.Sequential(

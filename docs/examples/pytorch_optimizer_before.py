@@ -14,7 +14,7 @@ import torch
 
 
 def train(options):
-    """Train a small network, and print what came of it."""
+    """Train a small network, and print the result."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(16, options.width), torch.nn.ReLU(), torch.nn.Linear(options.width, 1)

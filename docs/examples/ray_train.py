@@ -3,7 +3,7 @@
     python ray_train.py --workers 4 --servers 2
 
 On a cluster: `ray job submit --working-dir . -- python ray_train.py --address auto`. Each worker fits a
-line to points of its own; what the function returns comes back by rank. The program prints
+line to points of its own; `run` returns the results of the function by rank. The program prints
 
     worker 0 of 4: loss 6.04 -> 0.01, weights 71cf0987
 """

@@ -1,11 +1,11 @@
-"""A recommender with a table of ten million rows on servers, which goes on from its checkpoints.
+"""A recommender with a table of ten million rows on servers, which resumes from its checkpoints.
 
     kvstore run -n 4 -s 2 recommender.py --checkpoints /data/run-1
     kvstore run -n 4 -s 2 recommender.py --checkpoints /data/run-1     # the same again, after a crash
 
 A sample is a basket of items and whether it was bought. Few items are in most baskets: ids follow a power
 law. A batch touches a few thousand rows: these are pulled, and only their gradients are pushed. Servers
-keep the rows that somebody has touched, and so do checkpoints: both are much smaller than the table.
+keep the rows that a worker has touched, and so do checkpoints: both are much smaller than the table.
 
 A checkpoint is a folder, which gets its name when all of it is written; the newest one counts. Batches
 follow from step and rank, so that a run that was killed ends with the very weights of one that was not.
@@ -55,7 +55,7 @@ def newest(folder):
 
 
 def save(store, folder, step):
-    """Write a checkpoint. It gets its name at the end: what was killed here is no checkpoint."""
+    """Write a checkpoint. It gets its name at the end: a write that was killed leaves no checkpoint."""
     store.barrier()  # all workers have made this step, and none begins the next
     if store.rank == 0:
         part = folder / "part"

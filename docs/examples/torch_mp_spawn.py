@@ -23,12 +23,12 @@ from kvstore.torch import DistributedOptimizer
 def place(rank, size, port):
     """Set what torchrun would have set: all workers are on this machine."""
     here = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # also tells this job from others
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # also identifies this job
     os.environ.update({name: str(value) for name, value in {**here, **meeting}.items()})
 
 
 def work(rank, options, port):
-    """Be one worker: train a small network, and print what came of it."""
+    """Be one worker: train a small network, and print the result."""
     place(rank, options.workers, port)  # before anything else
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.workers))
     with kv.create("shared") as store:
@@ -53,7 +53,7 @@ def work(rank, options, port):
 
 
 def free_port():
-    """Find a port that nobody has."""
+    """Find a free port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return free.getsockname()[1]
 

@@ -126,7 +126,7 @@ def test_interfaces_that_are_wrong(fields: dict[str, Any], words: str) -> None:
 
 
 class Moody:
-    """An object whose protocol raises what it likes."""
+    """An object whose protocol raises a given exception."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -222,7 +222,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     mapped[:3], late[:] = 1, 2
     os.truncate(path, 2 * mmap.PAGESIZE)
     with kv.create() as store:
-        store.init("w", mapped[:3])  # what is there can be used
+        store.init("w", mapped[:3])  # the memory that exists can be used
         store.pull("w", out=mapped[3:6])
         assert mapped[3:6].tolist() == [1, 1, 1]
     for gone in (mapped[-3:], late, mapped[::-1][:3], late[::-1]):
@@ -276,7 +276,7 @@ BASES = st.sampled_from(DTYPES).map(dtype_named)
 
 @given(st.data())
 def test_a_view_of_any_layout_is_read_and_written_as_numpy_does(data: st.DataObject) -> None:
-    """Values and outs through each protocol are those of NumPy; nothing beside an out changes."""
+    """Values and outs through each protocol are those of NumPy; no memory outside of an out changes."""
     dtype = data.draw(BASES)
     whole = np.arange(120).reshape(data.draw(st.sampled_from([(120,), (12, 10), (4, 5, 6)]))).astype(dtype)
     view = whole[data.draw(hnp.basic_indices(whole.shape, min_dims=0))]

@@ -1,4 +1,4 @@
-"""Row-sparse arrays: what they hold, what they refuse, and the memory that pulls reuse."""
+"""Row-sparse arrays: their content, the invalid ones, and the memory that pulls reuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch tensors whose memory is not what it seems. Needs torch: here, or that of $KVSTORE_TEST_TORCH.
+"""PyTorch tensors with unusual memory. Needs torch: here, or that of $KVSTORE_TEST_TORCH.
 
 $KVSTORE_TEST_REPEATS is how often the values are checked in each store; see also tests/support/nightly.py.
 """

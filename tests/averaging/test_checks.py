@@ -1,4 +1,4 @@
-"""What a store must be for a front door, and what is said where it is not; the doors' tests have more."""
+"""The demands of a front door on a store, and the errors without them; the doors' tests have more."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_variables_of_the_recipe_make_a_job(monkeypatch: pytest.MonkeyPatch)
     script: dict[str, Any] = {"__name__": "spawn"}
     exec(RECIPE.read_text(), script)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "")  # so that what the recipe sets is taken back
+        monkeypatch.setenv(name, "")  # so that the recipe's setting is undone
     script["place"](1, 2, 29500)
     found = launchers.detect()
     assert (found.launcher, found.rank, found.size, found.local_size) == ("torchrun", 1, 2, 2)

@@ -166,7 +166,7 @@ def close_leaves_nothing() -> None:
             work = store.push("b", np.ones(3), async_op=True)
             work.wait()
 
-    # Those that NumPy's libraries have made, this one, and the helpers, which are made once and stay.
+    # Those of NumPy's libraries, the main thread, and the helpers, which are started once and stay.
     wanted = len(os.listdir("/proc/self/task")) + cpu.threads() - 1
     use()
     files = descriptors()
@@ -181,7 +181,7 @@ def close_leaves_nothing() -> None:
 
 
 def reference(size: int, rates: list[float]) -> Any:
-    """Return the weight of an updater without a store, whose object has one of the rates in each step."""
+    """Return the weight of an updater without a store; its object has one of the rates in each step."""
     optimizer = kv.optimizer.SGD(momentum=0.5)
     update, weight = kv.optimizer.get_updater(optimizer), np.zeros(3)
     for rate in rates:

@@ -1,4 +1,4 @@
-"""What the processes of jobs do whose scheduler or server is busy for long, or whose keys are many."""
+"""The processes of jobs whose scheduler or server is busy for long, or whose keys are many."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def many_keys(count: int, rounds: int) -> bool:
 
 
 def through_stalls(name: str, seed: int, rounds: int) -> list[float]:
-    """Wait for others whose moves, like the looks at the clock here, come at the worst moments."""
+    """Wait for workers whose steps, like the reads of the clock here, occur at the worst moments."""
     rank = int(os.environ["KVSTORE_RANK"])
     draw = random.Random(f"{seed} {rank}")
     waiting.NOTICE_AFTER = 0.05  # so that a notice is due all the time
@@ -96,7 +96,7 @@ def through_stalls(name: str, seed: int, rounds: int) -> list[float]:
 
 
 def _ends_at_the_deadline(store: Any, draw: random.Random) -> float:
-    """Rank 0 waits about as long as its deadline allows; whether it is told so, the round is right."""
+    """Rank 0 waits about as long as its deadline allows; with an error or without, the round is right."""
     out, seconds = np.empty(4, np.float32), 0.3
     if store.rank:
         time.sleep(seconds + (draw.random() - 0.5) * 0.2)

@@ -1,4 +1,4 @@
-"""What the processes of a job of the shared store do with arrays on fake GPUs; `jobs.py` runs these."""
+"""Processes of a job of the shared store with arrays on fake GPUs; `jobs.py` runs these."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvstore.devices import driver
 
 
 def rounds(rank_of_host: int) -> str:
-    """Push, pull and pushpull, one worker on the host perhaps; every worker knows what must come."""
+    """Push, pull and pushpull, one worker on the host perhaps; every worker knows the expected result."""
     fake, digest, heard = LazyDriver(count=2), Digest(), list[str]()
     driver.use(fake)
     handler = logging.Handler()

@@ -1,4 +1,4 @@
-"""What the workers of a job with servers do in the tests; `servers.ServedJob` runs these."""
+"""The workers of jobs with servers in the tests; `servers.ServedJob` runs these."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def trained(store: Any, local: Any, steps: range) -> None:
 
 
 def third_push_waits_without_rounds() -> None:
-    """Worker 0 pushes to a server that is stopped meanwhile; worker 1 has pushed before, and more often."""
+    """Worker 0 pushes to a server that is stopped at the time; worker 1 has pushed before, and more often."""
     store, one = opened(), np.ones(SIZES["small"], F)
     for _ in range(9 * store.rank):
         store.push("small", one)
     store.barrier()
     if store.rank == 0:
         store.push("small", one)
-        store.pull("small", out=one.copy())  # what it knows now counts the others' pushes, too
+        store.pull("small", out=one.copy())  # the worker now knows the number of the others' pushes, too
         tell("stop")
         hear()
         store.push("small", one)
@@ -110,7 +110,7 @@ def digest_of_everything(codec: str) -> str:
 
 
 def settings_at_any_time(steps: int) -> str:
-    """Each worker changes settings when it likes, and nobody waits for anybody."""
+    """Each worker changes settings at any time, and no worker waits for another one."""
     digest, rng = Digest(), np.random.default_rng()
     with opened() as store:
         store.set_optimizer(kv.optimizer.SGD(learning_rate=0.1, momentum=0.9))
@@ -142,7 +142,7 @@ def _bytes_of_memfds() -> int:
 
 
 def memory_of_arrays(rounds: int) -> None:
-    """Arrays of `empty` come and go, views outlive them, and what was pushed is read all the same."""
+    """Arrays of `empty` are made and freed, views outlive them, and each pushed value is read."""
     with opened() as store:
         sum_of_ranks, sizes = sum(range(store.num_workers)), []
         for step in range(rounds):
@@ -201,14 +201,14 @@ def an_update_of_the_whole_key(size: int, credit: int) -> None:
 
 
 def after_a_deadline(size: int) -> None:
-    """Worker 0 gives up in a round for which worker 1 comes late; both go on."""
+    """Worker 0 gives up in a round for which worker 1 is late; both continue."""
     with create(timeout=3) as store:
         store.init("a", np.zeros(size, F))
         value = np.full(size, store.rank + 1, F)
         if store.rank == 0:
             with pytest.raises(kv.TimeoutError, match="missing: worker 1"):
                 store.pushpull("a", value)
-            value[:] = 77  # it is the caller's again, and what was pushed stays what it was
+            value[:] = 77  # the caller may write it again, and the pushed value stays
             tell("gave up")
             hear()
         else:
@@ -224,7 +224,7 @@ def after_a_deadline(size: int) -> None:
 
 
 def chains(seed: int, servers: int) -> list[int]:
-    """Asynchronous calls in another order on each worker, with others between them; how many were chained."""
+    """Asynchronous calls in another order on each worker; return the number of chained calls."""
     store = opened(slice_bytes=65_536, credit_bytes=1 << 20)
     shared, own = random.Random(seed), random.Random(f"{seed} {store.rank}")
     sizes = {f"k{n}": shared.choice([1, 50, 5000, 70_000, 400_000]) for n in range(14)}
@@ -269,7 +269,7 @@ def chains(seed: int, servers: int) -> list[int]:
 
 
 def quotients() -> None:
-    """Divided values have the bits of a division before the sum, by whatever, and however they travel."""
+    """Divided values have the bits of a division before the sum, on each way to the server."""
     store, n = opened(slice_bytes=65_536), [1, 5000, 70_000, 400_000, 1_000_003]
     keys = [f"q{size}" for size in n]
     store.init(keys, [np.zeros(size, F) for size in n])
@@ -304,7 +304,7 @@ def quotients() -> None:
 
 
 def _count_chained() -> list[int]:
-    """Note each call that goes out behind another one."""
+    """Note each call that is sent behind another call."""
     found: list[int] = []
     begin = QuickCall.begin
 
@@ -337,7 +337,7 @@ def many_on_the_way(count: int) -> None:
 
 
 def keys_that_cannot_travel() -> None:
-    """They are refused at the door, and nothing of them is left behind."""
+    """They are refused at the call, and no part of them remains."""
     with create() as store:
         for key in ("x" * 1025, "ä" * 513, "\ud800"):
             for call in (
@@ -355,7 +355,7 @@ def keys_that_cannot_travel() -> None:
 
 
 def refused_by_a_server() -> None:
-    """A request with numbers that are none fails at once; what goes with it or follows does not."""
+    """A request with numbers that are none fails at once; earlier and later requests do not."""
     with create() as store:
         store.init(["w", "x"], [np.ones(3, F)] * 2)
         cut = store._backend._slices._cut
@@ -418,11 +418,11 @@ def placed(servers: int) -> dict[str, list[int]]:
         return {key: [size for _, size in parts] for key, parts in places.items()}
 
 
-# ------------------------------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------------------------------- refused calls
 
 
 def out_of_reach() -> None:
-    """What needs the weights in this process, or code of this process on servers."""
+    """Operations that need the weights in this process, or code of this process on servers."""
     with opened() as store:
         with pytest.raises(NotImplementedError, match="pull"):
             store.view("small")
@@ -438,7 +438,7 @@ def out_of_reach() -> None:
         kv.optimizer.register(Unregistered)
         with pytest.raises(kv.ConfigError, match="unregistered"):
             store.set_optimizer(Unregistered())
-        trained(store, alone(), range(2))  # all goes on
+        trained(store, alone(), range(2))  # all workers continue
         store.barrier()
 
 
@@ -452,7 +452,7 @@ def own_rule() -> None:
 
 
 def failing_rule() -> list[str]:
-    """What a rule raises reaches every worker that waits; the value stays, and the next round works."""
+    """An error of a rule reaches every worker that waits; the value stays, and the next round works."""
     errors = []
     with opened() as store:
         store.set_optimizer(own_rules.Halving(fail_on="edge"))
@@ -480,7 +480,7 @@ def failing_rule() -> list[str]:
 
 
 def deadline() -> None:
-    """A round that nobody completes ends in an error that says for whom it waits."""
+    """A round that stays incomplete ends in an error that names the missing workers."""
     first = opened()
     first.barrier()
     store = opened(group="short", timeout=1.5)
@@ -508,7 +508,7 @@ def deadline() -> None:
 
 
 def files_go_to_local(folder: str) -> None:
-    """Worker 0 saves values and states; `local` goes on from there, and the other way round."""
+    """Worker 0 saves values and states; `local` continues from the file, and the other way round."""
     values, states = Path(folder) / "values", Path(folder) / "states"
     with opened() as store, alone() as local:
         for made in (store, local):
@@ -538,7 +538,7 @@ def files_go_to_local(folder: str) -> None:
 
 
 def at_once() -> None:
-    """Without rounds: what is pushed counts, whoever else has pushed; worker after worker here."""
+    """Without rounds: each push counts, without regard to other workers; worker after worker here."""
     with create() as store:
         store.init(["plain", "large"], [np.full(3, 7, F), np.full(70_001, 7, F)])
         for turn in range(store.num_workers):
@@ -614,7 +614,7 @@ def a_pull_sees_its_push() -> None:
 
 
 def a_pull_has_no_later_push(turns: int) -> None:
-    """Others change the value while it is copied: it is asked for again, before this worker's next push."""
+    """Another worker changes the value during the copy: it is read again, before this worker's next push."""
     with create() as store:
         n, outs = 40_000, [np.empty(40_000, F) for _ in range(4)]
         each = n // store.num_workers
@@ -652,7 +652,7 @@ def one_update_at_a_time(rounds: int) -> str:
 
 
 def a_table_larger_than_a_message(path: str) -> None:
-    """Its rows cannot be sent together: the server says so, and goes on."""
+    """Its rows cannot be sent together: the server says so, and continues."""
     store = create()
     shape = rows, width = 1100, 1 << 16  # 275 MiB
     store.init("t", kv.RowSparseArray.zeros(shape))
@@ -668,7 +668,7 @@ def a_table_larger_than_a_message(path: str) -> None:
 
 
 def large_rows() -> None:
-    """Rows that come as large frames, to outs that lie apart, together, twice, or are of another type."""
+    """Rows that arrive as large frames, to outs that lie apart, together, twice, or are of another type."""
     shape, names = (3000, 64), ["a", "b"]
     with create() as store, kv.create("local", processes=1) as local:
         for made in (store, local):
@@ -809,7 +809,7 @@ def by_encrypted_streams(altered: bool) -> tuple[str, str]:
 
 
 def reads_late() -> None:
-    """Ask for a value, push into later rounds, and receive nothing meanwhile: no thread of Python's runs."""
+    """Request a value, push into later rounds, and receive nothing during this: no Python thread runs."""
     library = ctypes.PyDLL(None)
     store = opened(slice_bytes=1 << 24)
     store.init("late", np.zeros(4_000_000, F))
@@ -836,7 +836,7 @@ def _until_open(store: Any, streams: list[Any]) -> None:
 
 
 def _count_sent() -> list[int]:
-    """Have the bytes of all messages counted that go over ZeroMQ."""
+    """Count the bytes of all messages that are sent over ZeroMQ."""
     usual, sent = Dealer.send, [0]
 
     def send(self: Any, frames: Any) -> None:
@@ -848,7 +848,7 @@ def _count_sent() -> list[int]:
 
 
 class Altering:
-    """Somebody between two processes, for one connection: passes on what they send, and alters it."""
+    """A proxy between two processes, for one connection: it forwards their data, and alters it."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.removeprefix("tcp://").rpartition(":")
@@ -907,9 +907,7 @@ def counted(size: int, timed: bool = False, packed: bool = False) -> dict[str, A
         store.init(keys, [np.zeros(size, F)] * 2)
         if packed:
             store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
-        store.pull(
-            keys, out=[out, np.empty(size, F)]
-        )  # a server tells with its first answer where its memory is
+        store.pull(keys, out=[out, np.empty(size, F)])  # a server announces its memory with its first reply
         store.barrier()
         before = counters.read()
         for _ in range(3):
@@ -948,7 +946,7 @@ def waits(size: int) -> dict[str, Any]:
 
 
 def survives() -> dict[str, Any]:
-    """Push and pull until another worker is lost; return what was counted, and recorded."""
+    """Push and pull until another worker is lost; return the counts, and the records."""
     native.record_events(1 << 16)
     with create(on_peer_loss="continue") as store:
         store._counters.take_times()
@@ -992,7 +990,7 @@ def bytes_to_servers(slices: int, rounds: int) -> int:
         out = np.ones(slices * OF_A_SLICE, F)
         for _ in range(rounds):
             out[...] = 1
-            store.barrier()  # whoever comes last to a slice sends it: all begin together
+            store.barrier()  # the last worker at a slice sends it: all begin together
             store.pushpull("w", out)
             assert (out == store.num_workers).all()
         store.barrier()
@@ -1015,7 +1013,7 @@ def not_by_hosts() -> None:
 
 
 def packed(settings: dict[str, Any], hosts: list[int], rounds: int) -> None:
-    """What a host sends is packed with the residual of the host; all get what comes of it, bit for bit."""
+    """A host's sum is packed with the residual of the host; all workers get the same result, bit for bit."""
     with create() as store, kv.create("device") as model:
         n = 3 * OF_A_SLICE // 2 + 1
         for one in (store, model):
@@ -1041,7 +1039,7 @@ def packed(settings: dict[str, Any], hosts: list[int], rounds: int) -> None:
 
 
 def codecs_differ() -> str:
-    """Workers of one host that set different codecs: the second is told."""
+    """Workers of one host that set different codecs: the second gets an error."""
     with create() as store:
         store.init("w", np.zeros(5, F))
         found = "set"
@@ -1064,7 +1062,7 @@ def asynchronous() -> bool:
 
 
 def refused() -> str:
-    """Create a store that others want otherwise; say whether this worker is the one who is told."""
+    """Create a store with options that other workers contradict; return whether this worker is refused."""
     try:
         create(timeout=3).close()
     except kv.errors.ConfigError as error:

@@ -1,4 +1,4 @@
-"""What the processes of a job with servers do while one of them is killed, stopped or cut off."""
+"""The processes of jobs with servers while one of them is killed, stopped or cut off."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def tell_start() -> None:
 
 
 class Load:
-    """Rounds whose values say which round they are of.
+    """Rounds whose values contain the number of their round.
 
     In round t every worker pushes ``t * (rank + 1)``, so that the sum is ``t`` times a constant.
     """
@@ -130,7 +130,7 @@ class Load:
         assert (self.outs["large"] == self.made).all()
 
     def rows(self) -> None:
-        """Push rows of which one is everybody's, and pull them: two slices, and a sum over all who live."""
+        """Push rows, one of them common to all workers, and pull them: two slices, a sum over the living."""
         if not self.has_rows:
             self.store.init("rows", kv.RowSparseArray.zeros((64, ELEMENTS // 32)))
             self.has_rows = True
@@ -208,7 +208,7 @@ def until_lost(phase: str, folder: str, dies: str = "one") -> dict[str, Any]:
         try:
             report["values"] = afterwards(made[0], error.role, folder, dies == "one")
         except kv.PeerLostError as caught:
-            # Pushes that nobody waited for may be two rounds apart: that is said.
+            # Pushes without a pull may be two rounds apart: the error says so.
             if phase != "push" or "the last round that is whole is" not in str(caught):
                 raise
             report["values"] = str(caught)
@@ -259,7 +259,7 @@ def afterwards(load: Load, role: str, folder: str, one: bool) -> Any:
 
 
 def whole_after_loss(seed: int, victim: int, killed: bool) -> dict[str, Any]:
-    """Train until `victim` is lost; then what can be read and saved is of one round for all keys of a call.
+    """Train until `victim` is lost; then reads and saves are of one round for all keys of a call.
 
     The victim is killed by the test, or dies after some message, between the slices of a key.
     """
@@ -290,7 +290,7 @@ def whole_after_loss(seed: int, victim: int, killed: bool) -> dict[str, Any]:
     try:
         return {**report, "rounds": whole_rounds(store, shapes, t, unit)}
     except kv.PeerLostError as error:
-        # Pushes that nobody waited for may be two rounds apart: that is said.
+        # Pushes without a pull may be two rounds apart: the error says so.
         assert verb == "push push pull", error
         assert "its slices are of round" in str(error), error
         return {**report, "apart": str(error)}
@@ -299,7 +299,7 @@ def whole_after_loss(seed: int, victim: int, killed: bool) -> dict[str, Any]:
 
 
 def reads_after_a_loss() -> list[float]:
-    """Hear of a loss between a push and the pull after it: that pull tells of it, the next ones read."""
+    """Learn of a loss between a push and the pull after it: that pull raises, the next pulls read."""
     with kv.create("dist_sync") as store:
         store.init(["pushed", "other"], [np.zeros(3, F), np.full(3, 5, F)])
         store.push("pushed", np.ones(3, F))
@@ -365,7 +365,7 @@ def one_round(store: Any, shapes: dict[str, Any], kind: str, verb: str, t: int, 
 
 
 def parts_of(store: Any, shapes: dict[str, Any], kind: str, t: int) -> list[Any]:
-    """Return what this worker pushes in round t."""
+    """Return the value that this worker pushes in round t."""
     size = (store.rank + 1) * (t if kind == "sums" else 1)
     parts = [np.full(shape, size, F) for shape in shapes.values()]
     if kind != "rows":
@@ -403,7 +403,7 @@ def _read_on(store: Any, out: Any, seen: list[float]) -> list[float]:
 
 
 def reads_while_others_go_on(seed: int) -> dict[str, Any]:
-    """Worker 0 joins, and reads while the others push: each read is of one round, and they never go back."""
+    """Worker 0 joins, and reads while the others push: each read is of one round, never of an older one."""
     draw = random.Random(seed)
     store, size = kv.create("dist_sync", slice_bytes=4096), 20_001
     store.init("w", np.zeros(size, F))
@@ -432,11 +432,11 @@ def heard() -> bool:
 
 
 def going_on(phase: str, codec: str = "") -> dict[str, Any]:
-    """Work on with those who are left, until worker 0 is told to stop and says so in a key of its own."""
+    """Continue with the remaining workers until worker 0 has to stop and says so in a key of its own."""
     tell_start()
     load = Load(on_peer_loss="continue")
     load.n = 0
-    load.check = lambda: None  # type: ignore[method-assign]  # its sums are of those who live
+    load.check = lambda: None  # type: ignore[method-assign]  # its sums are of the living workers
     store, rank, n = load.store, load.rank, load.store.num_workers
     store.init("stop", np.zeros(n + 1, F))
     if codec:
@@ -467,7 +467,7 @@ def going_on(phase: str, codec: str = "") -> dict[str, Any]:
 
 
 def one_by_one(verb: str, meets: bool) -> dict[str, Any]:
-    """Work on as `going_on` does, in passes of one call for each key; of no pass see others only a part."""
+    """Continue as `going_on` does, in passes of one call for each key; no pass is seen in part."""
     tell_start()
     store = kv.create("dist_sync", on_peer_loss="continue", slice_bytes=SLICE_BYTES)
     shapes = {**{f"w{i}": (101 + i,) for i in range(4)}, **SHAPES}
@@ -484,11 +484,11 @@ def one_by_one(verb: str, meets: bool) -> dict[str, Any]:
             else:
                 store.push(key, value)
                 store.pull(key, out=value)
-            totals = sorted(map(int, np.unique(value)))  # of slices: somebody may die between two of them
+            totals = sorted(map(int, np.unique(value)))  # of slices: a worker may die between two of them
             for total in totals:
                 assert str(total).strip("01") == "", total  # a sum over some of the workers
                 present = {rank for rank in members if total // 10**rank % 10}
-                # Who is missing in the key before is dead, or has not begun: nobody comes in between.
+                # A worker that is missing in the key before is dead, or has not begun: none joins in between.
                 assert str(total).count("1") == len(present), (key, totals, members)
                 assert store.rank in present
             members = {rank for rank in members if all(total // 10**rank % 10 for total in totals)}
@@ -515,7 +515,7 @@ def rests_after_close() -> None:
 
 
 def goes_on_alone() -> dict[str, Any]:
-    """Somebody else closes its store, and dies later: that is no loss."""
+    """Another worker closes its store, and dies later: that is no loss."""
     load = Load()
     load.pushpull()
     load.store.barrier()
@@ -535,7 +535,7 @@ def goes_on_alone() -> dict[str, Any]:
 
 
 def trained(rounds: int, pause: float = 0.0, halts: bool = False, **options: Any) -> dict[str, Any]:
-    """Train through some rounds, each checked; what comes out must not depend on what is done to the job.
+    """Train through some rounds, each checked; the results must not depend on the faults of the job.
 
     After a quarter of them it may halt, until the test says something.
     """
@@ -573,7 +573,7 @@ def trained(rounds: int, pause: float = 0.0, halts: bool = False, **options: Any
 
 
 def expected_weight(rounds: int, workers: int) -> float:
-    """What the optimizer makes of those pushes."""
+    """The result of the optimizer on those pushes."""
     with kv.create("local", processes=1) as local:
         local.init("w", np.zeros(1, F))
         local.set_optimizer(kv.optimizer.SGD(learning_rate=RATE, momentum=MOMENTUM))
@@ -583,7 +583,7 @@ def expected_weight(rounds: int, workers: int) -> float:
 
 
 def until_fenced(phase: str = "pushpull", stays: bool = False) -> dict[str, Any]:
-    """Work until somebody is lost, or until this process is found to have been; may stay until told to go."""
+    """Work until a worker is lost, or this one is fenced; on request, stay until the test ends it."""
     load = Load()
     load.pushpull()
     tell("ready")
@@ -609,7 +609,7 @@ def until_fenced(phase: str = "pushpull", stays: bool = False) -> dict[str, Any]
 
 
 def on_command(loss: str, size: int = 3) -> None:
-    """Push, pull, or both, as the test says; tell what each came to."""
+    """Push, pull, or both, as the test requests; report the result of each."""
     store = kv.create("dist_sync", on_peer_loss=loss)
     own, out = np.full(size, 10.0**store.rank, F), np.zeros(size, F)
     store.init("w", out)
@@ -633,7 +633,7 @@ def on_command(loss: str, size: int = 3) -> None:
 
 
 def beside_one_that_reads_nothing(keys: int) -> None:
-    """Worker 1 asks for all values, reads none, and is stopped; worker 0 trains meanwhile."""
+    """Worker 1 asks for all values, reads none, and is stopped; worker 0 trains at the same time."""
     from kvstore.stores.parameter_server.transport.stream_client import StreamClient
 
     store = kv.create("dist_async")
@@ -683,7 +683,7 @@ def _limit() -> None:
 
 
 def behind() -> None:
-    """Be a server that tells the others to come to an address which the test says, once it knows ours."""
+    """Be a server that announces to the others an address given by the test, which knows the real address."""
     from servers import server
 
     from kvstore.stores.parameter_server.transport import sockets
@@ -703,7 +703,7 @@ def behind() -> None:
 
 
 def scheduler_behind() -> None:
-    """Be a scheduler that tells the others to look for its echo at an address which the test says."""
+    """Be a scheduler that announces for its echo an address given by the test."""
     from servers import scheduler
 
     from kvstore.stores.parameter_server.scheduler import loop as scheduler_loop
@@ -761,7 +761,7 @@ def ends(how: str, rank: int) -> dict[str, Any]:
 
 
 def leaves_well(how: str, rank: int) -> None:
-    """Who closes its store, or just comes to its end, is not lost: rounds go on without it."""
+    """A worker that closes its store, or just ends, is not lost: rounds continue without it."""
     load = Load()
     store = load.store
     store.barrier()
@@ -783,7 +783,7 @@ def leaves_well(how: str, rank: int) -> None:
 
 
 def leaves_in_the_middle(name: str, how: str, leaver: int, seed: int) -> dict[str, Any]:
-    """One worker leaves after some rounds, in one way or another; the others go on, and are warned."""
+    """One worker leaves after some rounds, in one way or another; the others continue, and get a warning."""
     draw = random.Random(seed)
     last, more = draw.randrange(1, 20), 0 if how == "at the end" else draw.randrange(2, 8)
     store = kv.create(name, slice_bytes=4096)
@@ -812,7 +812,7 @@ def leaves_in_the_middle(name: str, how: str, leaver: int, seed: int) -> dict[st
 
 
 class Warnings(logging.Handler):
-    """What the store says to the user."""
+    """The warnings and errors of the store."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -843,7 +843,7 @@ def uneven(batches: list[int]) -> dict[str, Any]:
 
 
 def forks() -> None:
-    """The child has no part in the job, and its end is nobody's business."""
+    """The child has no part in the job, and no worker notices its end."""
     load = Load()
     store = load.store
     for t in range(3):
@@ -880,7 +880,7 @@ def forks() -> None:
 
 
 def interrupted(where: str, goes_on: bool) -> float:
-    """Ctrl-C during a wait for a worker that does not come yet."""
+    """Ctrl-C during a wait for a worker that has not arrived yet."""
     if where == "create":
         return interrupted_at_the_start()
     load = Load()
@@ -912,10 +912,10 @@ def interrupted(where: str, goes_on: bool) -> float:
     at = time.monotonic()
     client = store._backend._client
     left = {name: (one.done, one.error, one.requests[:1]) for name, one in client._operations.open.items()}
-    assert not left, (left, client.driver.failure)  # nothing is left of what was given up
+    assert not left, (left, client.driver.failure)  # nothing is left of the abandoned call
     tell("interrupted")
     if where == "pushpull" and goes_on:
-        try:  # it can go on if what it pushed lies in shared memory, and else says that it cannot
+        try:  # it can continue if the pushed array is in shared memory, and else raises
             store.pull("large", out=load.outs["large"])
         except kv.KVStoreError as error:
             check_why(error)
@@ -924,7 +924,7 @@ def interrupted(where: str, goes_on: bool) -> float:
         value = np.ones(size, F)
         store.pull("large", out=value)
         assert (value == 2).all()
-        assert not out.any()  # whoever gave up gets nothing later
+        assert not out.any()  # an abandoned call writes nothing later
         store.pushpull("large", value)
         assert (value == 3).all()
     else:
@@ -962,7 +962,7 @@ def interrupted_sum(size: int) -> float:
 
 
 def check_why(error: Exception) -> None:
-    """A worker that has left the job says where, why, and what is to be done."""
+    """A worker that has left the job reports where, why, and the next step for the user."""
     assert re.fullmatch(
         r"worker 0 gave up in a push\S* \(key 'large', round \d+\) while its arrays were being sent, and has "
         r"left the job: close the store, and start the job again\. The cause: KeyboardInterrupt",
@@ -1029,7 +1029,7 @@ def of_another_version() -> str:
 
 
 def many_stores(times: int) -> dict[str, Any]:
-    """Create and close stores; what the process holds afterwards."""
+    """Create and close stores; return the resources of the process."""
     marks = []
     for i in range(times):
         with kv.create("dist_sync", group="many") as store:
@@ -1056,7 +1056,7 @@ def held() -> list[int]:
 
 
 def starved_worker() -> str:
-    """There is no memory for what a worker wants to push; the store can be used afterwards."""
+    """There is no memory for the value that a worker pushes; the store can be used afterwards."""
     load = Load()
     if load.rank == 0:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
@@ -1080,7 +1080,7 @@ def starved_server() -> None:
 
 
 def without_disk() -> None:
-    """Be a server whose files can grow until the test says something."""
+    """Be a server whose files can grow until the test sends a line."""
     from servers import server
 
     def fill() -> None:
@@ -1105,7 +1105,7 @@ def first_values_on_a_full_disk() -> str:
 def too_much_for_a_server() -> str:
     """A key that does not fit into the servers' memory is an error, and nothing else."""
     load = Load()
-    for _ in range(2):  # the first may go by frames; from the second on the server has our memory mapped
+    for _ in range(2):  # the first may be sent in frames; from the second on the server has our memory mapped
         load.pushpull()
     text = ""
     if load.rank == 0:
@@ -1122,7 +1122,7 @@ def too_much_for_a_server() -> str:
 
 
 def too_much_for_all(late: float) -> str:
-    """First values that a server refuses are an error on all workers, whoever is late; then all goes on."""
+    """First values that a server refuses are an error on all workers, also late ones; then all continue."""
     load = Load()
     load.pushpull()
     if load.rank:
@@ -1154,8 +1154,8 @@ def check_own_part(load: Load) -> None:
 def going_through_restarts() -> dict[str, Any]:
     """Sum and count while servers are replaced.
 
-    Of a round that one worker had its answer to and the other had not, the first one's part is lost with what
-    came after the snapshot, and the other's is sent again: its own part is in what it gets, once.
+    Of a round that one worker had its reply to and another had not, the first worker's part is lost with the
+    pushes after the snapshot, and the other part is sent again: its value has its own part, once.
     """
     load = Load()
     exact, load.check = load.check, lambda: check_own_part(load)  # type: ignore[method-assign]
@@ -1216,7 +1216,7 @@ def reads_of_a_dead_server() -> float:
 
 
 def leaves_with_open_pushes() -> str:
-    """Leave the job while pushes that nobody waits for have no answer; return what the next call says."""
+    """Leave the job while pushes without a waiter have no reply; return the text of the next call's error."""
     from kvstore.stores.parameter_server.protocol.messages import Failure
 
     store = kv.create("dist_sync")
@@ -1237,7 +1237,7 @@ def leaves_with_open_pushes() -> str:
 
 
 def enter(pid: str) -> None:
-    """Go over to the network of another process."""
+    """Enter the network namespace of another process."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/proc/{pid}/ns/net") as network:
         assert libc.setns(network.fileno(), _CLONE_NEWNET) == 0
@@ -1267,7 +1267,7 @@ def scheduler_elsewhere() -> None:
 
 
 def through_absences(rounds: int) -> dict[str, Any]:
-    """Do all that needs the scheduler, and rounds between, while it comes and goes."""
+    """Run all operations that need the scheduler, and rounds between, while it ends and restarts."""
     tell("starts")
     load = Load()
     tell("ready")

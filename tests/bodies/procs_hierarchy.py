@@ -39,7 +39,7 @@ def pushed_and_pulled(store: kv.KVStore, rounds: int, call: Callable[[int, Any],
 
 
 def counted(rounds: int) -> dict[str, Any]:
-    """Push and pull; return what this worker has counted of it."""
+    """Push and pull; return the counts of this worker."""
     with create() as store:
 
         def call(t: int, out: Any) -> None:
@@ -61,7 +61,7 @@ def empty_tables() -> None:
             for _ in range(3):
                 store.push(key, rows)
             store.pull(key, out=np.zeros(shape, F))
-            store.pull(key, out=rows)  # is ignored, and waits for nobody
+            store.pull(key, out=rows)  # is ignored, and waits for no worker
         store.barrier()
 
 
@@ -84,7 +84,7 @@ def rows_to_servers(rounds: int) -> int:
 
 
 def by_way(rounds: int) -> dict[str, Any]:
-    """Push and pull; return what went which way, and the memory of sums that stays."""
+    """Push and pull; return the messages by way, and the memory that sums keep."""
     with create() as store:
         before, after = pushed_and_pulled(store, rounds, lambda t, out: store.pushpull("w", out))
         pool = store._backend._client.host_pool
@@ -133,7 +133,7 @@ def close_ahead(pushes: list[int], codec: dict[str, Any], joins: bool = False, k
 
 
 def waits_alone() -> list[str]:
-    """Meet the others, who come late; return which threads were at the sockets, each turn."""
+    """Meet the other workers, which are late; return the threads that served the sockets in each turn."""
     with create() as store:
         store.init("w", np.zeros(5, F))
         store.barrier()
@@ -154,7 +154,7 @@ def waits_alone() -> list[str]:
 
 
 def without_memory() -> None:
-    """Whoever carries the sum has no memory to pack it: no worker of the host waits for it."""
+    """The worker that carries the sum has no memory to pack it: no worker of the host waits for it."""
     with create() as store:
         store.init("w", np.zeros(5, F))
         store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
@@ -166,11 +166,11 @@ def without_memory() -> None:
         with pytest.raises(kv.KVStoreError, match="on demand"):
             store.pushpull("w", np.ones(5, F))
         tell("told")
-        hear()  # once a worker has left, another carries what it had begun
+        hear()  # once a worker has left, another one carries its sums on
 
 
 def set_again(times: int) -> None:
-    """Set codecs, of which a slow worker hears late: that is no disagreement."""
+    """Set codecs while a slow worker learns of them late: that is no disagreement."""
     with create() as store:
         store.init("w", np.zeros(5, F))
         store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
@@ -249,7 +249,7 @@ def raising_pushes(verb: str, arrives: bool) -> None:
 
 
 def wait_between_portions() -> list[int]:
-    """Go on with calls when the first slice of each portion is summed; return the numbers of these."""
+    """Continue calls when the first slice of each portion is summed; return the numbers of these."""
     opens, waited = pusher.HostPusher._open, []
 
     def summed_first(self: Any, handles: list[Any]) -> None:
@@ -267,7 +267,7 @@ def wait_between_portions() -> list[int]:
 
 
 def pushes_in_portions(verb: str) -> int:
-    """Push a key of four slices in as many portions; the last worker goes on when the first one is summed.
+    """Push a key of four slices in as many portions; the last worker continues when the first is summed.
 
     Returns for how many slices it has waited so.
     """
@@ -290,7 +290,7 @@ def push_and_pull(store: kv.KVStore, verb: str, out: Array) -> None:
 def fails_between_portions(verb: str) -> None:
     """The update of the first key fails while a worker is at the next ones: these arrive, and are delivered.
 
-    Of one slice each: one that needs all of a key at once is waited for by nobody between portions.
+    Of one slice each: no worker waits between portions for a slice that needs all of a key at once.
     """
     shapes: dict[str, tuple[int, ...]] = {"bad": (5,), "good": (20_000,), "rows": (50, 3)}
     with create() as store:
@@ -315,7 +315,7 @@ def fails_between_portions(verb: str) -> None:
 
 
 def interrupted_by_half(at: str) -> list[str]:
-    """Rank 0 is interrupted when half of a push has arrived, and is idle then: the others are told."""
+    """Rank 0 is interrupted when half of a push has arrived, and is idle then: the others get an error."""
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -375,7 +375,7 @@ def leaves_while_it_carries() -> list[float]:
 
 
 def cannot_sum() -> list[Any]:
-    """Rank 0 comes last, and has no memory to sum: another worker of its host does, where the job goes on."""
+    """Rank 0 is last, and has no memory to sum: another worker of its host sums, where the job continues."""
     with create(on_peer_loss="continue") as store:
         store.init("w", np.zeros(5, F))
         if store.rank == 0:

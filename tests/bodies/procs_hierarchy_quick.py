@@ -75,7 +75,7 @@ def quickly(rounds: int) -> dict[str, int]:
 
 
 def handed_over(rounds: int) -> int:
-    """Disturb each exchange after it was sent; return how many the machine went on with."""
+    """Disturb each exchange after it was sent; return how many the state machine continued."""
     over: Counter[bool] = Counter()
     end = MachineDriver.end
 
@@ -94,7 +94,7 @@ def handed_over(rounds: int) -> int:
 
 
 def both_at_once(store: kv.KVStore, key: str, t: int) -> None:
-    """Push and pull a small key, also if Ctrl-C comes meanwhile, and check the value."""
+    """Push and pull a small key, also if Ctrl-C arrives during the call, and check the value."""
     value, out = np.full(SHAPE, t, F), np.zeros(SHAPE, F)
     try:
         store.pushpull(key, value, out=out)
@@ -152,7 +152,7 @@ def interrupted(rounds: int) -> int:
 
 
 def others_are_late(rounds: int) -> None:
-    """Wait longer for other hosts than a caller does for what it has sent itself."""
+    """Wait longer for other hosts than a caller waits for its own messages."""
     with create() as store:
         begun(store)
         for t in range(rounds):
@@ -193,7 +193,7 @@ def two_threads(rounds: int) -> None:
 
 
 def counted(rounds: int) -> dict[str, int]:
-    """Return what a worker has counted of small calls."""
+    """Return the counts of a worker for small calls."""
     with create() as store:
         before = begun(store).statistics()
         one_by_one(store, rounds)
@@ -272,7 +272,7 @@ def ahead(bursts: int) -> None:
 
 
 def other_types_with_a_codec() -> None:
-    """Push what a codec does not take, once small calls are usual."""
+    """Push a value that a codec does not accept, once small calls are usual."""
     with create() as store:
         store.init("d", np.zeros(5))
         for _ in range(4):

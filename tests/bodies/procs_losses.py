@@ -1,4 +1,4 @@
-"""What the processes of a job do when one is lost, whatever store they have."""
+"""The processes of jobs that lose a worker, with any store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ F = np.float32
 
 
 def leaves_after_a_loss(name: str, optimizer: bool) -> list[float]:
-    """Worker 2 dies in a round that worker 1 is not in; it comes to nothing, also when worker 1 leaves."""
+    """Worker 2 dies in a round without worker 1; the round fails, also when worker 1 leaves."""
     store = kv.create(name)
     store.init("w", np.zeros(50, F))
     if optimizer:

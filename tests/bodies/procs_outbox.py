@@ -1,4 +1,4 @@
-"""Bodies of processes that share memory: one fills it, others read."""
+"""Bodies of processes that share memory: one fills it, the others read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIB = 1024 * 1024
 
 
 def fills(sizes: list[int]) -> None:
-    """Fill blocks, tell where they are, and stay."""
+    """Fill blocks, announce their places, and stay."""
     outbox = SharedBufferPool()
     blocks = [outbox.allocate(size) for size in sizes]
     places = []
@@ -62,7 +62,7 @@ def reads(handle: str, places: list[list[int]]) -> list[int]:
 
 
 def truncates() -> list[str]:
-    """Try everything that could pull memory away from under who reads it."""
+    """Try all operations that could remove memory while a reader maps it."""
     outbox = SharedBufferPool()
     block = outbox.allocate(MIB)
     assert block is not None
@@ -120,7 +120,7 @@ def copies_on(handle: str, place: list[int], seconds: float, most: float) -> dic
 
 
 def seqlock_of(inbox: PeerBuffers, place: list[int]) -> int:
-    """The seqlock as a reply would tell it."""
+    """The seqlock as a reply would contain it."""
     segment = inbox.view(place[0], 0, 8 * (place[1] // 4096 + 1))
     return int(segment.view(np.uint64)[place[1] // 4096])
 

@@ -1,7 +1,7 @@
-"""What the processes of a job of the shared store do in the tests; `jobs.py` runs these.
+"""The processes of jobs of the shared store in the tests; `jobs.py` runs these.
 
-Every process knows the values of all of them, works out with a store of its own what must come of them, and
-returns a digest of what did, which the test compares between processes.
+Every process knows the values of all of them, computes the expected result with a store of its own, and
+returns a digest of the actual one, which the test compares between processes.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def together(store: Any, values: Values, sizes: list[int], homes: dict[int, Arra
 
 
 def quotients(on_peer_loss: str) -> str:
-    """Divided values, wherever they lie and whoever sums them, have the bits of a division before the sum."""
+    """Divided values have the bits of a division before the sum, at any place and with any summing worker."""
     store = kv.create("shared", on_peer_loss=on_peer_loss)
     values, digest = Values("float32", store.num_workers, 3), Digest()
     for n in sizes_of(values.dtype):
@@ -228,7 +228,7 @@ def quotients(on_peer_loss: str) -> str:
 
 
 def updates_by_quotients(updater: str) -> str:
-    """Rules of C and of Python, which add up what was pushed by themselves, divide it as well."""
+    """Rules of C and of Python, which sum the pushed values themselves, divide them as well."""
     store, digest = kv.create("shared"), Digest()
     ranks = range(store.num_workers)
     for n in (5, 20_000, 100_003):
@@ -375,7 +375,7 @@ def start_of(shape: tuple[int, ...], name: str, seed: int) -> Array:
 
 
 def optimizers(rounds: int = 3, every: int = 1) -> str:
-    """Optimizers on keys of each kind, beside a local store that gets the values by rank."""
+    """Optimizers on keys of each kind, compared with a local store that gets the values by rank."""
     digest = Digest()
     for name, settings in OPTIMIZERS[::every]:
         with create() as store, kv.create("local", processes=1) as local:
@@ -391,7 +391,7 @@ def optimizers(rounds: int = 3, every: int = 1) -> str:
 
 
 def schedules() -> str:
-    """The schedule of each optimizer begins with it, whatever was pushed before."""
+    """The schedule of each optimizer begins with it, without regard to earlier pushes."""
     digest = Digest()
     with create() as store, kv.create("local", processes=1) as local:
         for made in (store, local):
@@ -640,7 +640,7 @@ class Refuses(kv.optimizer.Optimizer):
 
 
 def rows_that_fail() -> str:
-    """Rounds of rows come to nothing, with a schedule, an own rule and a function: nothing stays of them."""
+    """Rounds of rows fail, with a schedule, an own rule and a function: no part of them stays."""
     digest, shape = Digest(), (60_000, 8)
     with create() as store:
         store.init("rows", kv.RowSparseArray.zeros(shape))
@@ -665,7 +665,7 @@ def rows_that_fail() -> str:
 
 
 def huge_files(folder: str) -> str:
-    """Values of a huge table are saved and loaded; what needs all rows is refused, and changes nothing."""
+    """Values of a huge table are saved and loaded; operations that need all rows are refused."""
     digest, shape = Digest(), (10**13, 4)
     for loads in (False, True):
         with create() as store, kv.create("local", processes=1) as local:
@@ -677,7 +677,7 @@ def huge_files(folder: str) -> str:
             push_huge(store, local, shape, 7 + loads)
             with pytest.raises(kv.KVStoreError, match="states of table 'rows' with all its"):
                 store.save_optimizer_states(f"{folder}/states-{store.rank}")
-            store.barrier()  # what one worker sets holds for all
+            store.barrier()  # the setting of one worker holds for all
             store.set_optimizer(kv.optimizer.LAMB())
             with pytest.raises(
                 kv.UpdaterError, match=r"holds \d+ of 10000000000000 rows.* needs all of them"

@@ -1,4 +1,4 @@
-"""What the processes of a job do in the tests of compression between workers."""
+"""The processes of jobs in the tests of compression between workers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def opened(codec: dict[str, Any] | None, **options: Any) -> Any:
 
 
 def rounds(codecs: list[dict[str, Any] | None], rule: str | None, verb: str) -> list[str]:
-    """Train a few rounds, each worker with its own codec; beside it `local` with what arrives."""
+    """Train a few rounds, each worker with its own codec; compare with `local` on the decoded values."""
     rank = int(create(group="rank").rank)
     store, alone = opened(codecs[rank]), kv.create("local", processes=1)
     alone.init(list(SIZES), [lcg(n, 5) for n in SIZES.values()])
@@ -164,7 +164,7 @@ def recorded(path: str) -> None:
 
 
 def with_a_callable() -> None:
-    """The updater of one worker sees what has arrived."""
+    """The updater of one worker gets the decoded values."""
     store = opened({"type": "2bit"})
     seen: list[tuple[str, Array]] = []
     store.set_updater(lambda key, merged, stored: seen.append((key, np.array(merged))))
@@ -199,7 +199,7 @@ def beside_rows() -> None:
 
 
 def saved(folder: str) -> None:
-    """Each worker's residuals in a file of its own; a job that reads them goes on as this one."""
+    """Each worker's residuals in a file of its own; a job that reads them continues like this job."""
     codec = {"type": "2bit", "threshold": 0.75}
     first, second = opened(codec), opened(codec, group="second")
     for r in range(2):

@@ -1,4 +1,4 @@
-"""What the processes of a job do while one of them is killed, stopped, starved or interrupted."""
+"""The processes of a job while one of them is killed, stopped, starved or interrupted."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ RATE, MOMENTUM = 0.5, 0.5
 
 
 class Traffic:
-    """Rounds over keys of every kind in some stores, whose values say how many rounds they have seen.
+    """Rounds over keys of every kind in some stores, whose values contain the number of their rounds.
 
     In round t every worker pushes ``t * (rank + 1)``, so that a sum is ``t`` times a constant; the second
     store has an optimizer, whose weights are compared with those of a local one. A third, where `packed`,
@@ -318,7 +318,7 @@ def provoke(store: Any) -> None:
 
 
 def going_on() -> dict[str, Any]:
-    """Work on with those who are left; worker 0 says when to stop, in the last element of a key."""
+    """Continue with the remaining workers; worker 0 says when to stop, in the last element of a key."""
     store = kv.create("shared", on_peer_loss="continue")
     n, rank = store.num_workers, store.rank
     for key, shape in SHAPES.items():
@@ -436,7 +436,7 @@ def links_of_descriptors() -> list[Path]:
 
 
 def holds_the_lock(lost: bool) -> list[str]:
-    """Worker 1 stays within the region's lock, as one whom the system has wait for memory."""
+    """Worker 1 stays within the region's lock, as if the system lets it wait for memory."""
     from kvstore import waiting
     from kvstore.stores.shared.native import _shared as shm
 
@@ -487,7 +487,7 @@ def waits_for_a_key(how: str) -> list[float]:
 
 
 def leaves_well(rank: int) -> None:
-    """Who closes its store, or just comes to its end, is not lost: rounds go on without it."""
+    """A worker that closes its store, or just ends, is not lost: rounds continue without it."""
     store = kv.create("shared")
     store.init("w", np.zeros(3, F))
     if store.rank == rank:
@@ -506,7 +506,7 @@ def leaves_well(rank: int) -> None:
 
 
 def forks() -> None:
-    """The child has no part in the job, and its end is nobody's business."""
+    """The child has no part in the job, and no worker notices its end."""
     store = kv.create("shared")
     store.init("w", np.zeros(40_000, F))
     home = store.empty("w")
@@ -576,7 +576,7 @@ def starved(limit: str) -> str:
 
 
 def starved_rows() -> list[int]:
-    """A table grows until nothing is left for it: that round comes to nothing, and others do not."""
+    """A table grows until nothing is left for it: that round fails, and other rounds do not."""
     shape, more = (10**13, 4), 4000
     store = kv.create("shared")
     store.init("w", kv.RowSparseArray.zeros(shape))
@@ -634,7 +634,7 @@ def limit_memory(more: int) -> None:
 
 
 def few_files(rank: int) -> None:
-    """One worker has no file descriptors left once it is in; the others' deaths are noticed all the same."""
+    """A worker has no file descriptors left after it has joined; it still notices the others' deaths."""
     store = kv.create("shared")
     store.init("w", np.zeros(20_000, F))
     if store.rank == rank:
@@ -702,7 +702,7 @@ def refused(error: str, uid: int = 0, on_peer_loss: str = "raise", timeout: floa
 
 
 def computes_meanwhile(told: bool) -> str:
-    """Somebody dies, and may be started again, before this worker's next call, or after it was told."""
+    """A worker dies, and may be restarted, before this worker's next call, or after its error."""
     store = kv.create("shared")
     store.init("w", np.zeros(3, F))
     store.pushpull("w", np.ones(3, F))
@@ -750,7 +750,7 @@ def squats(name: str, uid: int) -> None:
 
 
 def interrupted(where: str) -> float:
-    """Ctrl-C during a wait for a worker that does not come; the store goes on as if nothing had been."""
+    """Ctrl-C during a wait for a worker that is absent; the store continues as without it."""
     store, size = kv.create("shared"), 100 if where == "rest of small sums" else 40_000
     store.init("w", np.zeros(size, F))
     if store.rank == 1:
@@ -793,7 +793,7 @@ def interrupted(where: str) -> float:
 
 
 def _once(owner: Any, name: str, before: bool) -> None:
-    """Have Ctrl-C come once as a method is called, or as it returns: as a signal does, between two steps."""
+    """Have Ctrl-C arrive once as a method is called, or returns: as a signal does, between two steps."""
     real = getattr(owner, name)
 
     def interrupted(*arguments: Any) -> Any:
@@ -806,7 +806,7 @@ def _once(owner: Any, name: str, before: bool) -> None:
 
 
 def _interrupted_push(store: Any, value: Array, owner: Any, name: str) -> None:
-    """Push on both workers, with Ctrl-C as worker 0, which has come last, calls that method of `owner`."""
+    """Push on both workers, with Ctrl-C as worker 0, which has arrived last, calls that method of `owner`."""
     if store.rank == 1:
         store.push("w", value)
         tell("has pushed")
@@ -820,7 +820,7 @@ def _interrupted_push(store: Any, value: Array, owner: Any, name: str) -> None:
 
 
 def interrupted_as_it_opens(size: int, then: str) -> list[float]:
-    """Ctrl-C between the opening of a round and its update, on the worker that has come last."""
+    """Ctrl-C between the opening of a round and its update, on the worker that has arrived last."""
     store = kv.create("shared")
     store.init("w", np.zeros(size, F))
     store.set_optimizer(kv.optimizer.SGD(learning_rate=-1.0))
@@ -836,7 +836,7 @@ def interrupted_as_it_opens(size: int, then: str) -> list[float]:
 
 
 def interrupted_as_it_fails(size: int) -> list[float]:
-    """Ctrl-C while the error of an updater is handled, on the worker that has come last."""
+    """Ctrl-C while the error of an updater is handled, on the worker that has arrived last."""
     store = kv.create("shared")
     store.init("w", np.zeros(size, F))
     calls = []
@@ -882,7 +882,7 @@ def interrupted_and_idle(kind: str, owner: str, name: str) -> bool:
 
 
 def closes_in_its_updater() -> float:
-    """The updater of worker 0, which has come last, closes its store; the other makes the update."""
+    """The updater of worker 0, which has arrived last, closes its store; the other makes the update."""
     store = kv.create("shared", timeout=20)
     store.init("w", np.zeros(10, F))
     calls = []
@@ -930,7 +930,7 @@ def interrupted_as_it_assigns(before: bool, folder: str) -> list[float]:
 
 
 def stopped_within_a_call(rows: bool) -> str:
-    """Worker 1 is stopped while it waits for the sum of a round; worker 0 goes on without it."""
+    """Worker 1 is stopped while it waits for the sum of a round; worker 0 continues without it."""
     store = kv.create("shared", on_peer_loss="continue")
     store.init("w", np.zeros((3, 2), F))
     value = np.ones((3, 2), F)
@@ -952,13 +952,13 @@ def stopped_within_a_call(rows: bool) -> str:
 
 
 def stops() -> None:
-    """Stop this process, as SIGSTOP from outside would; it goes on where it was."""
+    """Stop this process, as SIGSTOP from outside would; it continues where it was."""
     tell("stops")
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def stopped_at_work(where: str, loss: str) -> list[float]:
-    """Worker 2 opens a round, or takes the lock, and is stopped; what the others read then stays as it is."""
+    """Worker 2 opens a round, or takes the lock, and is stopped; the value that the others read stays."""
     OtherProcesses.dead_after = float(os.environ["KVSTORE_TIMEOUT"]) / 10  # of one reading of the load
     store = kv.create("shared", on_peer_loss=loss, group="stopped")
     one: Any = np.ones(8, F)
@@ -1044,7 +1044,7 @@ def stands_still(rounds: int) -> float:
 
 
 def soak(seconds: float) -> dict[str, list[int]]:
-    """Mixed traffic; what the process and the job hold after a warm-up and at the end."""
+    """Mixed traffic; return the resources of the process and the job after a warm-up and at the end."""
     traffic = Traffic(1)
     flags = kv.create("shared", group="flags")
     flags.init("go on", np.zeros(1, F))
@@ -1074,7 +1074,7 @@ def held(traffic: Traffic) -> list[int]:
 
 
 def gives_up(size: int) -> None:
-    """Worker 0 waits in vain with memory that it then gives back to the system; worker 1 comes too late."""
+    """Worker 0 waits in vain with memory that it then releases to the system; worker 1 is too late."""
     late = kv.create("shared", group="rank").rank == 1
     store = kv.create("shared", timeout=20 if late else 2)
     store.init("w", np.full(size, 5, F))
@@ -1131,7 +1131,7 @@ CALL = {"a": 1000, "b": 40_000, "c": 10, "d": 70_000}
 
 
 def dies_within_a_call(arrivals: int, folder: str) -> list[float]:
-    """Worker 1 dies between two keys of a push; what the others read is one round of all keys."""
+    """Worker 1 dies between two keys of a push; the others read one round of all keys."""
     store = kv.create("shared")
     store.init(list(CALL), [np.zeros(n, F) for n in CALL.values()])
     store.init("rows", kv.RowSparseArray.zeros(TABLE))
@@ -1162,7 +1162,7 @@ def dies_within_a_call(arrivals: int, folder: str) -> list[float]:
 def keys_of_two_rounds(folder: str, optimizer: bool) -> None:
     """Worker 1 dies when it has pushed a copy of one key and the place of another, which dies with it.
 
-    What was summed goes back a round, for all to stand at one; what an optimizer has updated does not.
+    A sum is rolled back by a round, so that all keys are of one round; the update of an optimizer is not.
     """
     from kvstore.stores.shared.waiting import RoundWaiter
 
@@ -1198,7 +1198,7 @@ def keys_of_two_rounds(folder: str, optimizer: bool) -> None:
 
 
 def reads_wait_for_who_works() -> float:
-    """Worker 2 dies while worker 1 does the update; worker 0 is told so, and reads the update."""
+    """Worker 2 dies while worker 1 does the update; worker 0 gets an error, and reads the update."""
     store = kv.create("shared")
     store.init("w", np.zeros(50, F))
     store.barrier()
@@ -1265,7 +1265,7 @@ def calls_until_lost(seed: int, folder: str) -> dict[str, Any]:
 
 
 class Warnings(logging.Handler):
-    """What the store has warned of."""
+    """The warnings of the store."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -1305,7 +1305,7 @@ def leaves_early(how: str, size: int) -> list[str]:
 
 
 def ends_in_its_own_time(seed: int) -> list[str]:
-    """An ordinary end: the last round, and then every worker goes when it likes."""
+    """An ordinary end: the last round, and then every worker ends at any time."""
     draw = random.Random(seed * 100 + int(os.environ["KVSTORE_RANK"]))
     warnings, store = Warnings(), kv.create("shared")
     keys, rounds = ["v", "w"], random.Random(seed).randint(1, 20)

@@ -1,7 +1,7 @@
-"""What the processes of a job do in the tests of the shared store with arrays on GPUs.
+"""The processes of jobs in the tests of the shared store with arrays on GPUs.
 
-The driver is a fake one in each process, which does nothing on a stream before somebody waits for it, unless
-the test asks for the real one. What comes of a call is compared with a local store that gets the values of
+The driver is a fake one in each process, which runs work on a stream only when a thread waits for it, unless
+the test asks for the real one. The result of a call is compared with a local store that gets the values of
 all workers, on the host.
 """
 
@@ -164,7 +164,7 @@ def to_outs(pair: Pair, n: int) -> None:
     outs = [pair.room(n), pair.room(n), np.empty(n, pair.values.dtype)]
     pair.store.pushpull(f"k{n}", mine, out=outs)
     want = pair.expected(n, parts)
-    for out in reversed(outs):  # all are written on the stream of the first, for which nobody has waited
+    for out in reversed(outs):  # all are written on the stream of the first, for which no thread has waited
         assert_same_bits(get(out), want)
     assert_same_bits(get(mine), parts[pair.store.rank])
 
@@ -205,7 +205,7 @@ def two_rounds(pair: Pair, n: int) -> None:
 
 
 def many_pulls(pair: Pair, n: int) -> None:
-    """Copies up that nobody waits for must not see the rounds that follow."""
+    """Copies to the GPU without a waiting thread must not see the rounds that follow."""
     outs, wants = [], []
     for _ in range(6):
         parts, mine = pair.parts(n)
@@ -235,7 +235,7 @@ def in_the_background(pair: Pair, n: int) -> None:
 
 
 def converted(pair: Pair, n: int) -> None:
-    """Outs of another type beside one of the key's."""
+    """Outs of another type together with one of the key's type."""
     parts, mine = pair.parts(n)
     outs = [pair.room(n, "float64"), pair.room(n), pair.room(n, "float16")]
     pair.store.push(f"k{n}", mine)
@@ -307,7 +307,7 @@ def start(store: Any, made: Gpu, **options: Any) -> dict[str, Array]:
 
 
 def optimizers(rule: str, real: bool = False) -> str:
-    """Weights of `shared` with GPU gradients, beside those of `local`."""
+    """Weights of `shared` with GPU gradients, compared with those of `local`."""
     digest = Digest()
     with gpu(real) as made:
         store, local = kv.create("shared"), kv.create("local", processes=1)
@@ -340,7 +340,7 @@ def optimizers(rule: str, real: bool = False) -> str:
 
 
 def updater() -> str:
-    """A callable sees arrays of the host, wherever the gradients come from."""
+    """A callable gets arrays of the host, wherever the gradients are."""
     seen = []
 
     def rule(key: Any, merged: Array, stored: Array) -> None:
@@ -391,7 +391,7 @@ def compressed(codec: dict[str, Any], verb: str) -> str:
 
 
 class LockingDriver(LazyDriver):
-    """A lazy driver that locks pages: what is copied up from these is read when the copy is made."""
+    """A lazy driver that locks pages: it reads the source of a copy to the GPU when the copy runs."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -488,7 +488,7 @@ def orders() -> list[float]:
 
 
 def ahead_of_a_peer() -> None:
-    """Two pushes before the other worker's first one: what it is to read is not written over."""
+    """Two pushes before the other worker's first push: the value that it has to read is kept."""
     with gpu(count=1) as made, kv.create("shared") as store:
         start(store, made)
         stream, n = made.streams[0][0], SIZES["large"]
@@ -507,7 +507,7 @@ def ahead_of_a_peer() -> None:
 
 
 def bounded() -> None:
-    """Rounds that come again and again need no more memory, whether anybody waits for the copies or not."""
+    """Repeated rounds need no more memory, whether a thread waits for the copies or not."""
     with gpu() as made, kv.create("shared") as store:
         assert made.fake is not None
         start(store, made)
@@ -519,7 +519,7 @@ def bounded() -> None:
             store.push(list(SIZES), grads)
             store.pull(list(SIZES), out=outs)
         live = made.fake.live()
-        assert live.registered - before.registered <= 1 + 3  # what the small keys share, and large buffers
+        assert live.registered - before.registered <= 1 + 3  # the block of small keys, and large buffers
         assert live.events - before.events <= 3 * len(SIZES) * made.count
         for out in outs:
             assert (out.get() == store.num_workers).all()
@@ -528,7 +528,7 @@ def bounded() -> None:
 
 
 def waits_of_the_host() -> None:
-    """The host waits for each gradient that comes down, and for nothing that goes up."""
+    """The host waits for each gradient that is copied to it, and for no copy to the GPU."""
     with gpu(count=1) as made, kv.create("shared") as store:
         assert made.fake is not None
         start(store, made)
@@ -546,7 +546,7 @@ def waits_of_the_host() -> None:
 
 
 def closed_early() -> None:
-    """What is on its way up when the store is closed arrives."""
+    """A copy to the GPU that is in flight when the store is closed arrives."""
     with gpu() as made:
         store = kv.create("shared")
         start(store, made)
@@ -558,7 +558,7 @@ def closed_early() -> None:
 
 
 def dropped() -> None:
-    """A store that nobody closes locks no page once it is gone."""
+    """A store that is never closed locks no page once it is deleted."""
     with gpu() as made:
         store = kv.create("shared")
         start(store, made)
@@ -570,7 +570,7 @@ def dropped() -> None:
 
 
 def pageable(after: int) -> list[str]:
-    """A driver that does not lock pages, at all or no more of them; what is said of it."""
+    """A driver that does not lock pages, at all or no more of them; the log says so."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -622,7 +622,7 @@ def refused() -> list[float]:
 
 
 def broken_once(call: str) -> None:
-    """An error of the driver before a worker has arrived: it is told in words, and the round can go on."""
+    """An error of the driver before a worker has arrived: it is quoted, and the round can continue."""
     with gpu() as made, kv.create("shared") as store:
         assert made.fake is not None
         start(store, made)
@@ -659,7 +659,7 @@ def nothing_of_cuda() -> list[str]:
 
 
 def until_lost(seed: int, rule: str | None) -> dict[str, Any]:
-    """Rounds until another worker is gone; then what can still be read, and what is left."""
+    """Rounds until another worker is gone; then the possible reads, and the remaining resources."""
     with gpu(seed=seed) as made:
         store = kv.create("shared")
         store.init(list(SIZES), [made.array(np.zeros(n, F)) for n in SIZES.values()])
@@ -676,7 +676,7 @@ def until_lost(seed: int, rule: str | None) -> dict[str, Any]:
             except kv.PeerLostError as error:
                 lost, noticed = error.rank, time.monotonic()
         tell("lost")
-        assert hear() == "read"  # by now, nobody arrives in a round any more
+        assert hear() == "read"  # by now, no worker arrives in a round any more
         values = []
         for key, n in SIZES.items():
             out = made.array(np.full(n, 77, F))
@@ -703,7 +703,7 @@ def move(store: Any, t: int, grads: list[Any], outs: list[Any], keys: list[str])
 
 
 def going_on() -> dict[str, float]:
-    """Rounds that go on without a worker, until the test says so."""
+    """Rounds that continue without a worker, until the test ends them."""
     with gpu() as made:
         store = kv.create("shared", on_peer_loss="continue")
         store.init(["stop", *SIZES], [np.zeros(1, F), *(made.array(np.zeros(n, F)) for n in SIZES.values())])

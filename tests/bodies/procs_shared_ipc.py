@@ -1,7 +1,7 @@
-"""What the processes of a job do in the tests of sums between GPUs by CUDA IPC.
+"""The processes of jobs in the tests of sums between GPUs by CUDA IPC.
 
-The driver is a fake one in each process, whose exported memory the others really open, unless the test asks
-for the real one. Kernels are interpreted: arrays are small.
+The driver is a fake one in each process, whose exported memory the other processes really open, unless the
+test asks for the real one. Kernels are interpreted: arrays are small.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SIZES = {"one": 1, "odd": 77, "more": 520}
 
 @contextmanager
 def lines_of_log() -> Iterator[list[str]]:
-    """What the shared store says meanwhile, but for what is made, set and closed, and how long it took."""
+    """Collect the log lines of the shared store, but for those of its start, end and slow waits."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -110,7 +110,7 @@ def sums(name: str, places: list[str], real: bool = False) -> str:
 
 
 def several_devices() -> None:
-    """Values of two GPUs in one list, and outs on another GPU than the key's, go by way of the host."""
+    """Values of two GPUs in one list, and outs on another GPU than the key's, are copied through the host."""
     with small_gpu() as made, kv.create("shared") as store:
         store.init("w", np.zeros(77, F))
         agree(store, made, {"w": 77})
@@ -185,7 +185,7 @@ def unsynchronised(seed: int) -> str:
 
 
 def pulls_on_streams() -> None:
-    """The first pull sums, on its stream; those that follow on others find the sum."""
+    """The first pull sums, on its stream; later pulls on other streams find the sum."""
     with small_gpu(count=1) as made, kv.create("shared") as store:
         store.init("more", np.zeros(520, F))
         agree(store, made, {"more": 520})
@@ -245,7 +245,7 @@ def ahead() -> int:
 
 
 def bounded() -> None:
-    """Rounds that come again and again need no more memory, and nothing of them comes down."""
+    """Repeated rounds need no more memory, and nothing of them is copied to the host."""
     with small_gpu(count=1) as made, kv.create("shared") as store:
         assert made.fake is not None
         store.init(list(SIZES), [np.zeros(n, F) for n in SIZES.values()])
@@ -265,12 +265,12 @@ def bounded() -> None:
         before, copies = made.fake.live(), made.fake.calls("cuMemcpyAsync")
         rounds(20)
         assert made.fake.live() == before
-        assert made.fake.calls("cuMemcpyAsync") == copies + len(outs)  # what the test itself looks at
+        assert made.fake.calls("cuMemcpyAsync") == copies + len(outs)  # the copies of the test itself
         store.barrier()
         store.close()
 
 
-# ---------------------------------------------------------------------------------------- beside other things
+# ---------------------------------------------------------------------------------------- with other features
 
 
 def optimizer_later() -> str:
@@ -304,7 +304,7 @@ def optimizer_later() -> str:
 
 
 def compression_later() -> str:
-    """What is packed is packed on the host, also by one worker only."""
+    """A packed value is packed on the host, also by one worker only."""
     digest = Digest()
     codec = {"type": "2bit", "threshold": 0.5}
     with small_gpu() as made, kv.create("shared") as store:
@@ -325,7 +325,7 @@ def compression_later() -> str:
 
 
 def files(folder: str) -> None:
-    """What is saved is what lies on the GPUs; what is loaded is there for all."""
+    """A save writes the values on the GPUs; a load gives them to all workers."""
     with small_gpu() as made, kv.create("shared") as store:
         keys, sizes = list(SIZES), list(SIZES.values())
         store.init(keys, [np.zeros(n, F) for n in sizes])
@@ -350,7 +350,7 @@ def files(folder: str) -> None:
 
 
 def joined() -> list[float]:
-    """A worker that has no more batches: the others go on, and it can still read."""
+    """A worker that has no more batches: the others continue, and it can still read."""
     with small_gpu() as made, kv.create("shared") as store:
         store.init("odd", np.zeros(77, F))
         agree(store, made, {"odd": 77})
@@ -378,7 +378,7 @@ def joined() -> list[float]:
 
 
 def refused(rank: int, call: str, error: int) -> list[str]:
-    """One worker whose driver does not do it: all take the way by the host."""
+    """One worker's driver has no IPC: all workers exchange through the host."""
     with small_gpu(count=1) as made, kv.create("shared") as store, lines_of_log() as lines:
         assert made.fake is not None
         if store.rank == rank:
@@ -439,7 +439,7 @@ def switched_off() -> list[str]:
 
 
 def broken_once(call: str) -> None:
-    """An error of the driver before a worker has arrived: it is told in words, and the round can go on."""
+    """An error of the driver before a worker has arrived: it is quoted, and the round can continue."""
     with small_gpu(count=1) as made, kv.create("shared") as store:
         assert made.fake is not None
         store.init("odd", np.zeros(77, F))
@@ -460,7 +460,7 @@ def broken_once(call: str) -> None:
 
 
 def until_lost(seed: int) -> dict[str, Any]:
-    """Rounds from GPU to GPU until another worker is gone; then what can still be read, and what is left."""
+    """Rounds from GPU to GPU until another worker is gone; then the possible reads, and the resources."""
     keys = list(SIZES)
     with small_gpu(seed, count=1) as made:
         store = kv.create("shared")
@@ -490,12 +490,12 @@ def until_lost(seed: int) -> dict[str, Any]:
             values.append(float(found[0]))
         with pytest.raises(kv.PeerLostError):
             store.push("odd", grads[1])
-        store.close()  # nobody who lives holds its memory: all of it is gone
+        store.close()  # no living process holds its memory: all of it is freed
     return {"rank": lost, "noticed": noticed, "values": values}
 
 
 def ended(store: Any, value: Any) -> str:
-    """A round; what has ended the job for this worker, if it has."""
+    """Run a round; return the error that has ended the job for this worker, if any."""
     try:
         store.pushpull("odd", value)
     except kv.PeerLostError:
@@ -506,7 +506,7 @@ def ended(store: Any, value: Any) -> str:
 
 
 def stopped(seed: int) -> str:
-    """A worker that is stopped for too long is lost to the others, and finds itself fenced."""
+    """A worker that is stopped for too long is lost to the others, and is fenced."""
     with small_gpu(seed, count=1) as made:
         store = kv.create("shared")
         store.init("odd", np.zeros(77, F))
@@ -522,7 +522,7 @@ def stopped(seed: int) -> str:
 
 
 def one_closes_late() -> None:
-    """Memory that another worker has open is freed when that one has closed it, and not before."""
+    """Memory that another worker has open is freed only when that worker has closed it."""
     with small_gpu(count=1) as made:
         assert made.fake is not None
         store = kv.create("shared")

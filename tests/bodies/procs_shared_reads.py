@@ -1,4 +1,4 @@
-"""What the processes of a job do in the tests of reads while the rounds of others go on."""
+"""The processes of the tests of reads during the rounds of other workers."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def _opened(way: Way, shape: tuple[int, int], how: str) -> Any:
 
 
 def trains(name: str, seed: int, how: str) -> int:
-    """Push until the test says something; the number of rounds. Worker 1 is killed where it `comes back`."""
+    """Push until the test sends a line; return the number of rounds. With `comes back`, worker 1 dies."""
     way, shape = WAYS[name], _shape(seed)
     store = _opened(way, shape, how)
     rounds = 0
@@ -176,7 +176,7 @@ def trains(name: str, seed: int, how: str) -> int:
 
 
 def reads(name: str, seed: int, how: str, folder: str) -> int:
-    """Take no part in rounds, and read: each read must be of one round, and they go on meanwhile."""
+    """Take no part in rounds, and read: each read must be of one round, and the rounds continue."""
     way, shape = WAYS[name], _shape(seed)
     store = _opened(way, shape, how)
     if how == "joins":

@@ -1,4 +1,4 @@
-"""What the processes of a job do in the tests of the meaning of a round."""
+"""The processes of jobs in the tests of the meaning of a round."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def end(store: Any) -> None:
 
 
 def third_push_waits(key: str, home: bool) -> None:
-    """Worker 0 runs ahead; worker 1 does nothing until it is told to."""
+    """Worker 0 runs ahead; worker 1 does nothing until the test sends a line."""
     store = opened()
     if store.rank == 1:
         hear()
@@ -92,7 +92,7 @@ def pull_gives_the_round(key: str) -> None:
 
 
 def reads_without_a_push() -> None:
-    """Who has pushed nothing reads what is there, and waits for nobody."""
+    """A worker that has pushed nothing reads the current value, and waits for no worker."""
     store = opened()
     if store.rank == 0:
         for key in SIZES:
@@ -111,7 +111,7 @@ def reads_without_a_push() -> None:
 
 
 def deadline() -> None:
-    """A round that nobody completes ends in an error that says for whom it waits; the store stays usable."""
+    """A round that stays incomplete ends in an error that names the worker; the store stays usable."""
     store = opened(timeout=0.3)
     if store.rank == 0:
         store.push("large", full("large", 1))
@@ -162,7 +162,7 @@ def uneven() -> None:
             store.push(key, full(key, 1))
         if store.type == "shared":
             pulled(store, key)
-        else:  # the others go on: slices on servers may be a round apart
+        else:  # the others continue: slices on servers may be a round apart
             pulled_any(store, key)
     tell("joined")
     hear()
@@ -173,7 +173,7 @@ def uneven() -> None:
 
 
 def barriers(rounds: int) -> list[list[float]]:
-    """When this worker came to each barrier, and when it went on."""
+    """When this worker arrived at each barrier, and when it left it."""
     store = opened()
     times = []
     for i in range(rounds):
@@ -207,7 +207,7 @@ def train_beside_local(store: Any, local: Any, steps: range) -> None:
 
 
 def plain_again(path: str) -> None:
-    """Worker 0 goes back to plain sums; a worker that has yet to say so can still save what it had."""
+    """Worker 0 returns to plain sums; a worker that has yet to call this can still save its states."""
     with opened() as store:
         store.init("w", np.ones(3, F))
         store.set_optimizer(kv.optimizer.Adam())
@@ -260,7 +260,7 @@ def set_by_one() -> None:
 
 
 def set_late() -> None:
-    """Worker 0 has changed the optimizer that it set before the others come to set the same one."""
+    """Worker 0 has changed the optimizer that it set before the others set the same one."""
     with opened() as store, kv.create("local", processes=1) as local:
         local.init(list(SIZES), [full(key, -1) for key in SIZES])
         local.set_optimizer(kv.optimizer.Adam())
@@ -276,7 +276,7 @@ def set_late() -> None:
 
 
 def set_differently() -> None:
-    """The second optimizer is refused, on the worker that comes with it; the first one stays."""
+    """The second optimizer is refused, on the worker that sets it; the first one stays."""
     with opened() as store, kv.create("local", processes=1) as local:
         local.init(list(SIZES), [full(key, -1) for key in SIZES])
         local.set_optimizer(kv.optimizer.Adam())
@@ -291,7 +291,7 @@ def set_differently() -> None:
 
 
 def failing_updater() -> list[str]:
-    """What the updater raises in round 2 of a key reaches every worker; the next round works."""
+    """An error of the updater in round 2 of a key reaches every worker; the next round works."""
     errors = []
     with opened() as store:
         calls: dict[Any, int] = {}
@@ -324,13 +324,13 @@ def failing_updater() -> list[str]:
 
 
 def failed_long_ago(words: int) -> None:
-    """Of two rounds that came to nothing each worker is told once, though it reads only after others."""
+    """Of two failed rounds each worker gets one error each, though it reads only after the others."""
     with opened() as store:
         store.set_optimizer(own_rules.FiniteOnly(words))
         for key in ("small", "edge"):
             told = []
             for value in (1, np.nan, np.nan, 1, 1):
-                if store.rank == 1:  # it comes last, and begins the update
+                if store.rank == 1:  # it is last, and begins the update
                     store.barrier()
                 with telling(told):
                     store.push(key, full(key, value))
@@ -373,7 +373,7 @@ def several_stores() -> None:
 
 
 def first_values() -> None:
-    """The value of worker 0 counts, and is there when init returns; what does not fit it is refused."""
+    """The value of worker 0 counts, and is there when init returns; other shapes and types are refused."""
     store = create()
     for n in (3, 20_000, 300_000):
         store.init(n, np.full(n, store.rank + 5, F))
@@ -449,7 +449,7 @@ def growing_table(n: int) -> None:
 
 
 def saved_and_loaded(folder: str) -> None:
-    """One worker saves, another one loads; then all go on from there."""
+    """One worker saves, another one loads; then all continue from the file."""
     values, states = Path(folder) / "values", Path(folder) / "states"
     with opened() as store, kv.create("local", processes=1) as local:
         local.init(list(SIZES), [full(key, -1) for key in SIZES])
@@ -558,7 +558,7 @@ def pushed_and_never_pulled() -> None:
 
 
 def dropped() -> None:
-    """The caller keeps no reference to what it has pushed."""
+    """The caller keeps no reference to the arrays that it has pushed."""
     store = opened()
     key = "large"
     for t in range(1, 9):
@@ -600,7 +600,7 @@ def threads_with_keys(seed: int, rounds: int) -> None:
     ways = [same.choice(["pushpull", "push", "ahead", "view", "async"]) for _ in keys]
     if optimizer:
         for store in groups:
-            store.set_optimizer(kv.optimizer.create("test", learning_rate=-1))  # adds what is pushed
+            store.set_optimizer(kv.optimizer.create("test", learning_rate=-1))  # adds the pushed value
     errors: list[BaseException] = []
 
     def train(store: Any, key: str, n: int, way: str, draw: random.Random) -> None:
@@ -634,7 +634,7 @@ def threads_with_keys(seed: int, rounds: int) -> None:
 
 
 def once(store: Any, key: str, n: int, t: int, way: str) -> Array:
-    """One round of a key; what it left."""
+    """One round of a key; return its value."""
     value, out = np.full(n, t * (store.rank + 1), F), np.empty(n, F)
     if way == "pushpull":
         store.pushpull(key, value, out=out)
@@ -670,7 +670,7 @@ def threads_with_one_key(rounds: int) -> None:
 
 
 def reads_in_a_loop(steps: int) -> None:
-    """Threads that read a key again and again leave who pushes to it his turn."""
+    """Threads that read a key repeatedly leave its turn to the thread that pushes."""
     store = opened()
     ended = threading.Event()
 
@@ -706,7 +706,7 @@ def waits_out_of_order() -> None:
         second.wait()
         assert not first.done()
         queued = store.pushpull("small", twice, async_op=True)
-        store.pull("small", out=sums[1])  # waits for what is queued on the key
+        store.pull("small", out=sums[1])  # waits for the operations queued on the key
         assert queued.done()
         store.barrier()
         first.wait()
@@ -720,7 +720,7 @@ def waits_out_of_order() -> None:
 
 
 def close_waits_for_threads() -> None:
-    """Worker 0 closes while a thread of its waits for worker 1, whom this keeps from nothing."""
+    """Worker 0 closes while one of its threads waits for worker 1; this does not delay worker 1."""
     store = opened()
     if store.rank == 1:
         hear()
@@ -741,7 +741,7 @@ def close_waits_for_threads() -> None:
 
 
 def an_updater_calls_the_store() -> None:
-    """While another thread waits for a worker that comes late, an updater reads another key of its store."""
+    """While another thread waits for a late worker, an updater reads another key of its store."""
     store = opened()
     seen: list[float] = []
 

@@ -42,7 +42,7 @@ def rule_of(name: str) -> Any:
 
 
 class Steps:
-    """Steps of all workers of a job, and what a store of one process makes of the same gradients."""
+    """Steps of all workers of a job, and the result of a store of one process for the same gradients."""
 
     def __init__(self, store: Any, rule: str, style: str, folder: str) -> None:
         self.store, self.style = store, style
@@ -60,7 +60,7 @@ class Steps:
         self._note()
 
     def gradient(self, key: str, rank: int) -> Array:
-        """What a worker pushes in this step; sums of it are exact."""
+        """The gradients that a worker pushes in this step; sums of them are exact."""
         return np.full(SHAPES[key], (self.t * 3 + rank * 7 + len(key)) % 64, self.dtype)
 
     def step(self) -> None:
@@ -129,7 +129,7 @@ def _same_states(kept: Any, wanted: Any) -> bool:
 
 
 def until_lost(name: str, rule: str, style: str, seed: int, victim: int, how: str, folder: str) -> Any:
-    """Make steps until the victim is killed, by itself in a step or by the test; what is saved then."""
+    """Make steps until the victim is killed, by itself or by the test; then return the saved values."""
     options = {"slice_bytes": SLICE_BYTES} if name != "shared" else {}
     store = kv.create(name, **options)
     steps = Steps(store, rule, style, folder)
@@ -153,7 +153,7 @@ def until_lost(name: str, rule: str, style: str, seed: int, victim: int, how: st
 def goes_ahead(dies: str) -> dict[str, float]:
     """Worker 0 makes steps ahead of worker 1, which dies between two, or with an array that was to be read.
 
-    Returns what worker 0 reads then, each key by itself.
+    Returns the values that worker 0 reads then, each key by itself.
     """
     store = kv.create("shared")
     outs = {key: np.empty(20_001 if key == "b" else 5, F) for key in "abc"}
@@ -168,7 +168,7 @@ def goes_ahead(dies: str) -> dict[str, float]:
     store.barrier()
     if store.rank == 1:
         _dies(store, outs, dies)
-    if dies == "between":  # nobody has noticed yet
+    if dies == "between":  # no worker has noticed yet
         _push_all(store, outs, "bc", 4)
     tell("ahead")
     hear()

@@ -1,4 +1,4 @@
-"""Bodies of processes that train with `kvstore.trainer`, and what must come of it."""
+"""Bodies of processes that train with `kvstore.trainer`, and the expected results."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def settings(name: str, folder: str) -> list[float]:
 
 
 def stale(name: str, folder: str) -> list[float]:
-    """A worker without a gradient adds nothing, and holds nobody up."""
+    """A worker without a gradient adds nothing, and delays no other worker."""
     param = Parameter("w", np.ones(3, F))
     with Trainer([param], "sgd", {"learning_rate": 1}, kvstore=name) as trainer:
         param.set_grad(np.ones(3, F))

@@ -1,4 +1,4 @@
-"""Bodies of the processes that tests of the transport start: arguments are text, stdout says what is done."""
+"""Bodies of the processes that tests of the transport start: arguments are text, stdout the progress."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def pulse(address: str, name: str, holds: str = "") -> None:
 
 
 def held_at_once(address: str, name: str) -> None:
-    """Hold the lock as soon as there is a responder, whose thread comes late to its work."""
+    """Hold the lock as soon as there is a responder, whose thread begins late."""
     mask = signal.pthread_sigmask
 
     def late(*arguments: Any) -> Any:
@@ -95,7 +95,7 @@ def held_at_once(address: str, name: str) -> None:
 
 
 def forked_pulse(address: str, name: str) -> None:
-    """Fork, and end first: the child must not be taken for its parent."""
+    """Fork, and end first: the child must not be mistaken for its parent."""
     kept = HeartbeatResponder(address, name)
     time.sleep(0.5)
     child = os.fork()
@@ -136,7 +136,7 @@ def forked_context(address: str) -> None:
 
 
 def leaves(address: str) -> None:
-    """End without closing anything, with messages that nobody will ever take."""
+    """End without closing anything, with messages that no process will receive."""
     context = Context()
     connected = Dealer(context, address, b"leaves")
     for _ in range(100):

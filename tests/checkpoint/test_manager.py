@@ -1,4 +1,4 @@
-"""Checkpoints: what comes back, what is skipped, what stays, and a job that is killed and goes on."""
+"""Checkpoints: restored values, skipped and kept files, and a job that is killed and resumed."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ def test_a_full_disk_is_told_at_the_next_call(tmp_path: Path) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert isinstance(caught.value, OSError)
         assert os.listdir(tmp_path) == ["step-00000001.safetensors"]
-        manager.wait()  # told once
+        manager.wait()  # raised once
         manager.save(store, 2)
         manager.close()
     assert manager.latest == 2
@@ -411,7 +411,7 @@ def test_a_check_sees_a_checkpoint_before_anything_changes(tmp_path: Path) -> No
 
 
 def test_threads_save_one_after_the_other(tmp_path: Path) -> None:
-    """And another manager removes their files meanwhile."""
+    """And another manager removes their files at the same time."""
     manager, other, steps = (
         kv.CheckpointManager(tmp_path, keep=1),
         kv.CheckpointManager(tmp_path, keep=1),

@@ -70,7 +70,7 @@ def test_anything_comes_back(tmp_path_factory: pytest.TempPathFactory, content: 
         two.load(path)
         assert two.keys() == list(content)
         assert_same_values(one, two)
-        two.load(path)  # over what is there
+        two.load(path)  # over the existing values
         assert_same_values(one, two)
 
 

@@ -83,7 +83,7 @@ def test_lists_strides_and_large_numbers(run: Run) -> None:
 
 @pytest.mark.parametrize("kind", ["exact", "int", "str"])
 def test_a_training_is_the_same_with_it_and_without(run: Run, kind: str) -> None:
-    """Weights, states, clocks, files and what the store says of itself; and it is exact meanwhile."""
+    """Weights, states, clocks, files and the store's properties; and sums are exact during this."""
     assert run("training", kind, True) == run("training", kind, False)
 
 
@@ -144,7 +144,7 @@ def test_it_is_refused_in_an_updater(run_in: Callable[[str], Run]) -> None:
 @pytest.mark.parametrize("on_peer_loss", ["raise", "continue"])
 @pytest.mark.parametrize("kind", ["shared of 3", "dist_sync on 2 servers"])
 def test_a_killed_worker(run_in: Callable[[str], Run], kind: str, on_peer_loss: str, count: int) -> None:
-    """All others get PeerLostError, or sums without it."""
+    """All other workers get PeerLostError, or sums without it."""
     made, workers = run_in(kind).start("until_lost", on_peer_loss, count, KVSTORE_DEAD_AFTER="2")
     for worker in workers:
         worker.expect("ready")
@@ -162,7 +162,7 @@ def test_a_killed_worker(run_in: Callable[[str], Run], kind: str, on_peer_loss: 
 @pytest.mark.parametrize("count", [3, 20_000])
 @pytest.mark.parametrize("kind", ["shared of 3", "dist_sync on 2 servers"])
 def test_a_worker_that_comes_back(run_in: Callable[[str], Run], kind: str, count: int) -> None:
-    """Sums go on without it, and then with it."""
+    """Sums continue without it, and then with it."""
     run = run_in(kind)
     made, workers = run.start("goes_on_with_who_comes_back", count, KVSTORE_DEAD_AFTER="2")
     workers[0].expect("now [3]")
@@ -195,7 +195,7 @@ def test_many_changes_of_the_settings(run_in: Callable[[str], Run]) -> None:
 
 
 def test_servers_that_come_back(served: Callable[..., ServedJob], tmp_path: Path) -> None:
-    """Nobody gets the sum of some workers for that of all."""
+    """No worker gets the sum of some workers for that of all."""
     snapshots = {"KVSTORE_SNAPSHOT": str(tmp_path / "shots"), "KVSTORE_SNAPSHOT_INTERVAL": "0.2"}
     made = served(2, 1, **snapshots, KVSTORE_SERVER_RESTARTS="3", **{tested_store.NAME: "dist_sync"})
     workers = made.start_all(BODIES, "while_servers_come_back")

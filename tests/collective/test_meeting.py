@@ -1,4 +1,4 @@
-"""Meetings of a worker whose others are played by the test."""
+"""Meetings of a worker; the test plays the other workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = Any
 
 
 class Others:
-    """Workers that say what worker 0 says, but for those that are `absent`, of which some are `expected`."""
+    """Workers that answer as worker 0 does, but for those that are `absent`, of which some are `expected`."""
 
     def __init__(self, size: int) -> None:
         self.size, self.absent, self.expected = size, set[int](), set[int]()
@@ -34,7 +34,7 @@ class Others:
         return rank in self.expected
 
 
-def test_who_takes_no_part_any_more_is_asked_for_once() -> None:
+def test_a_worker_that_takes_no_part_any_more_is_asked_for_once() -> None:
     others = Others(4)
     said, content = Message(ALL_REDUCE, b"x", 8), [np.ones(1)]
     assert others.meetings.meet(said, content).said == [said] * 4
@@ -47,7 +47,7 @@ def test_who_takes_no_part_any_more_is_asked_for_once() -> None:
     assert others.asked == [1, 3]
 
 
-def test_who_is_missing_and_expected_is_an_error() -> None:
+def test_a_missing_and_expected_worker_is_an_error() -> None:
     others = Others(3)
     others.absent = others.expected = {2}
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Objects between workers: what comes back is what was sent, and what cannot be sent is named."""
+"""Objects between workers: the received objects equal the sent ones, and errors name unsendable ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def assert_same(found: Any, sent: Any) -> None:
 
 
 @given(OBJECTS)
-def test_what_comes_is_what_was_sent(value: Any) -> None:
+def test_a_received_object_equals_the_sent_one(value: Any) -> None:
     assert_same(unpacked(packed(value)), value)
 
 
@@ -65,7 +65,7 @@ def test_a_tuple_is_a_list_and_an_array_of_no_dimensions_stays_one() -> None:
     assert (found[2].dtype, found[2].tolist()) == (np.dtype(ml_dtypes.bfloat16), [1, 1])
 
 
-def test_what_comes_is_the_receiver_s_own() -> None:
+def test_a_received_object_is_the_receiver_s_own() -> None:
     array = np.zeros((3, 4))[:, ::2]
     found = unpacked(packed(array))
     found[...] = 1

@@ -128,7 +128,7 @@ def test_a_codec_of_a_user_in_a_store(tenths: None, store_name: str) -> None:
     with kv.create(store_name) as store:
         store.init("w", np.zeros((2, 2), np.float32))
         store.set_gradient_compression({"type": "tenths"})
-        for step, wanted in enumerate([0.1, 0.2, 0.1]):  # of 0.14, of 0.18 with what was left, of 0.12
+        for step, wanted in enumerate([0.1, 0.2, 0.1]):  # of 0.14, of 0.18 with the residual, of 0.12
             store.push("w", np.full((2, 2), 0.14, np.float32))
             np.testing.assert_allclose(store.view("w"), wanted, atol=1e-6, err_msg=str(step))
         out = np.empty((2, 2), np.float32)

@@ -211,7 +211,7 @@ def test_files_of_residuals_that_do_not_fit(store: kv.KVStore, tmp_path: Path) -
     for damaged in (whole[:-3], whole[:8] + whole[9:], b"", b"x" * 50, whole[:-1] + bytes([whole[-1] ^ 1])):
         path.write_bytes(damaged)
         refused("left")
-    store.push("w", np.full(3, 0.3, np.float32))  # what was there is still there
+    store.push("w", np.full(3, 0.3, np.float32))  # the old value is still there
     assert_same_bits(np.array(store.view("w")), np.full(3, 0.5, np.float32))
 
 
@@ -231,7 +231,7 @@ def test_residuals_without_compression(store: kv.KVStore, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "lamb"])
 def test_an_optimizer_gets_what_was_decoded(store: kv.KVStore, name: str) -> None:
-    """A compiled rule and one of several passes: as if what is decoded had been pushed."""
+    """A compiled rule and one of several passes: as if the decoded value had been pushed."""
     with kv.create("local", processes=1) as plain:
         for made in (store, plain):
             made.init("w", lcg(1000, 5))
@@ -253,7 +253,7 @@ def test_a_callable_gets_what_was_decoded(store: kv.KVStore) -> None:
     assert_same_bits(seen[0], Stated()("w", lcg(700, 1)))
 
 
-# ------------------------------------------------------------------------------------- what is not compressed
+# ------------------------------------------------------------------------------------- uncompressed values
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int32"])

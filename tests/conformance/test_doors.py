@@ -1,4 +1,4 @@
-"""Each front door plays programs of users in all ways; `outcomes` says what each must do.
+"""Each front door plays programs of users in all ways; `outcomes` has the expected results.
 
 The weights of one process are the reference. Needs torch and jax: here, or in the environments of
 $KVSTORE_TEST_TORCH and $KVSTORE_TEST_JAX.
@@ -33,7 +33,7 @@ OF_THREE = [
 
 @cache
 def python(door: str) -> str:
-    """Return an interpreter that has what a door needs, or skip."""
+    """Return an interpreter that has the packages of a door, or skip."""
     variable = "KVSTORE_TEST_JAX" if door == "jax" else "KVSTORE_TEST_TORCH"
     named = os.environ.get(variable, "")
     if not named and not all(map(importlib.util.find_spec, NEEDS[door])):
@@ -44,7 +44,7 @@ def python(door: str) -> str:
 
 
 class Crews:
-    """The crews of all ways: that of one process stays, and of the others that of the present way."""
+    """The crews of all ways: the crew of one process stays, and of the others only the present one."""
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
         self._folders = folders
@@ -163,7 +163,7 @@ def is_close(mine: Any, theirs: Any, tolerance: float) -> bool:
 
 @pytest.mark.parametrize("door", DOORS)
 def test_the_table_has_all_programs_and_no_others(door: str) -> None:
-    """The names are read from the text, for the programs need what the door needs."""
+    """The names are read from the text, because the programs need the packages of the door."""
     table: Door = DOORS[door]
     assert set(table.exceptions) <= set(table.programs())
     for program, by_way in table.exceptions.items():

@@ -1,4 +1,4 @@
-"""The page of conformance says what the tables say."""
+"""The page of conformance agrees with the tables."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def test_a_file_of_states_brings_the_object_its_settings(store: kv.KVStore, tmp_
     store.push("a", np.ones(2, np.float32))
     store.load_optimizer_states(tmp_path / "states")
     assert optimizer.learning_rate == 1
-    optimizer.learning_rate = 2  # what was loaded has no rate of its own
+    optimizer.learning_rate = 2  # the loaded optimizer has no rate of its own
     store.push("a", np.ones(2, np.float32))
     out = np.empty(2, np.float32)
     store.pull("a", out=out)

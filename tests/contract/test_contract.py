@@ -27,7 +27,7 @@ import kvstore as kv
 
 Array = npt.NDArray[Any]
 
-#: Tests of what needs the weights in this process: live views, and functions as updaters.
+#: Tests of operations that need the weights in this process: live views, and functions as updaters.
 in_reach = pytest.mark.in_reach
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
@@ -1016,7 +1016,7 @@ def test_views_may_be_pushed(store: kv.KVStore) -> None:
     assert store.view("t").data.tolist() == [[10, 10]] * 2
     store.push(["a", "b"], [store.view("b"), store.view("a")])
     swapped = (store.view("a")[0, 0], store.view("b")[0, 0])
-    # In one process key by key, a first; between processes a push takes what is there when it is called.
+    # In one process key by key, a first; between processes a push reads the values at its call.
     assert swapped == ((2, 4) if store.type == "shared" else (2, 2))
 
 
@@ -1132,7 +1132,7 @@ def test_a_second_init_says_what_to_do_in_a_notebook(store: kv.KVStore) -> None:
     store.init("a", full(0))
     with pytest.raises(kv.DuplicateKeyError, match=r"notebook runs again, close\(\) the store and create"):
         store.init("a", full(1))
-    with kv.create(store.type) as another:  # what the message says
+    with kv.create(store.type) as another:  # as the message advises
         another.init("a", full(1))
         assert equal(pulled(another, "a"), 1)
 

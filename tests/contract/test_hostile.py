@@ -1,4 +1,4 @@
-"""What a hostile user found: each case once broke a store, a key, a file or a process."""
+"""Findings of a hostile user: each case once broke a store, a key, a file or a process."""
 
 from __future__ import annotations
 

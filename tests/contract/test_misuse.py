@@ -32,14 +32,14 @@ def table(*rows: int) -> kv.RowSparseArray:
 
 
 def stored(store: kv.KVStore, key: Any) -> Any:
-    """A copy of what a key holds, dense or row-sparse, wherever it is held."""
+    """A copy of the content of a key, dense or row-sparse, wherever it is held."""
     value = store._backend.fetch(key)  # type: ignore[attr-defined]
     return value.copy()
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a case raises (None: nothing), what its message must say, and why we differ from MXNet, if so."""
+    """The error of a case (None: none), the text in its message, and why we differ from MXNet, if so."""
 
     body: Callable[[kv.KVStore], Case]
     raises: type[Exception] | None
@@ -352,7 +352,7 @@ compression("gc_1bit", {"type": "1bit"}, None, differs="1.9.1 does not have it, 
 compression("gc_no_type", {"threshold": 0.5}, kv.ConfigError, "type", "2bit")
 compression(
     "gc_extra", {"type": "2bit", "foo": 1}, kv.ConfigError, "'2bit'", "foo",
-    differs="a parameter that nobody reads is a typing mistake",
+    differs="a parameter that is never read is a typing mistake",
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------- mistakes not recorded there
@@ -501,7 +501,7 @@ def pushpull_into_a_read_only_value(store: kv.KVStore) -> Case:
 
 # ------------------------------------------------------------------------------------------------------ tests
 
-# On the type `local` compression is refused whatever the parameters: nothing moves that could be compressed.
+# On the type `local` compression is refused with all parameters: no data is sent that could be compressed.
 NO_COMPRESSION = Row(lambda store: (yield), kv.CapabilityError, ("'local'", "does not compress"))
 
 
@@ -598,7 +598,7 @@ def check(name: str, row: Row, error: Exception | None, result: Any, unchanged: 
     assert isinstance(error, kv.KVStoreError)
     for fragment in row.says:
         assert fragment in str(error)
-    assert unchanged or name == "dist_sync:broadcast_into_wrong_shape"  # others may have it
+    assert unchanged or name == "dist_sync:broadcast_into_wrong_shape"  # other stores may have it
 
 
 @pytest.mark.parametrize("name", NATIVE)

@@ -1,4 +1,4 @@
-"""The programs of docs/examples run as a user runs them, on small data, and do what they say.
+"""The programs of docs/examples run as a user runs them, on small data, with the promised results.
 
 Those that need a framework run in the Python that a variable names (CONTRIBUTING.md), or here.
 """
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 SRUN = ROOT / "tests" / "launch" / "stand_in_for_srun.py"
 SCHEMA = ROOT / "tests" / "data" / "kubernetes" / "jobset.schema.json"
-# Where two unbuffered workers share a pipe, as under torchrun, the lines of both may come before their ends.
+# Where two unbuffered workers share a pipe, as under torchrun, the lines of both may precede their ends.
 TRAINED = re.compile(r"worker (\d+) of (\d+): loss ([\d.]+) -> ([\d.]+), weights ([\da-f.]+)")
 PATIENCE = 300  # seconds of an idle machine: frameworks take long to import
 pytestmark = pytest.mark.timeout(1500)
@@ -66,7 +66,7 @@ class Place(Job):
         )  # fmt: skip
 
     def says(self, *command: str, **variables: str) -> str:
-        """Run a command, which must end well; return what it printed."""
+        """Run a command, which must end well; return its output."""
         with self.begin(*command, **variables) as process:
             try:
                 out, _ = process.communicate(timeout=pace.seconds(PATIENCE))
@@ -100,7 +100,7 @@ def program(name: str, **options: object) -> list[str]:
 
 
 def weights(printed: str, workers: int) -> str:
-    """Weights that all workers have at the end, whose losses have fallen."""
+    """Weights that all workers have at the end, after losses that have fallen."""
     found = TRAINED.findall(printed)
     assert sorted(int(rank) for rank, *_ in found) == list(range(workers)), printed
     assert {int(size) for _, size, *_ in found} == {workers}
@@ -246,7 +246,7 @@ def rows(printed: str) -> str:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What a run ends with that nobody disturbs."""
+    """The final result of an undisturbed run."""
     folder = tmp_path_factory.mktemp("undisturbed")
     said = Place(folder).says(*recommender(folder / "checkpoints"))
     losses = [float(text) for text in re.findall(r"step \d+: loss ([\d.]+)", said)]
@@ -263,7 +263,7 @@ def parts(place: Place, name: str) -> list[int]:
 
 
 def killed(place: Place, folder: Path, victim: Callable[[int], int]) -> str:
-    """Run until the second checkpoint is there, kill -9, and return what was printed until then."""
+    """Run until the second checkpoint is there, kill -9, and return the output until then."""
     with place.begin(*recommender(folder)) as process:
         assert process.stdout is not None
         said, deadline = "", threading.Timer(pace.seconds(PATIENCE), process.kill)
@@ -396,7 +396,7 @@ def said_by_the_notebook(text: str) -> bool:
 
 
 def test_cells_of_the_notebook_run_in_a_process(place: Place) -> None:
-    """Without Jupyter: `python -c` has no file either from which others could import."""
+    """Without Jupyter: `python -c` has no file either that other processes could import."""
     assert said_by_the_notebook(place.says(sys.executable, "-c", "\n".join(cells())))
 
 
@@ -414,7 +414,7 @@ def test_the_notebook_runs_in_jupyter(place: Place) -> None:
     assert said_by_the_notebook("".join("".join(output.get("text", "")) for output in outputs))
 
 
-# ----------------------------------------------------------------------------------------------- what is said
+# ------------------------------------------------------------------------------------------------ messages
 
 
 def table() -> dict[str, str]:
@@ -439,7 +439,7 @@ def test_each_program_is_short_and_says_how_it_is_run(name: str) -> None:
 
 
 def commands() -> list[str]:
-    """What the programs and the table say is typed for kvstore."""
+    """The statements of the programs and the table are typed for kvstore."""
     heads = [path.read_text().split('"""')[1] for path in sorted(EXAMPLES.glob("*.py"))]
     lines = [line.strip() for head in heads for line in head.splitlines()] + list(table().values())
     return sorted({line.partition(" #")[0] for line in lines if line.startswith("kvstore ")})

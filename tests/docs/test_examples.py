@@ -1,4 +1,4 @@
-"""Every example in the README and the docs runs, and the README's two commands are what they should be.
+"""Every example in the README and the docs runs, and the README's two commands are right.
 
 An example is run as a reader runs it: as a file of its own, in an empty folder. One that cannot be run has a
 comment before it, ``<!-- not run: why -->``; of its commands at least the options of kvstore are looked at.
@@ -125,7 +125,7 @@ def test_the_commands_of_the_quick_start_run_its_program(command: str, tmp_path:
     assert done.stdout.count("of 4: [10. 10. 10. 10.]") == 4
 
 
-#: For commands of pages: it trains on the store that is there, whatever its options.
+#: For commands of pages: it trains on the existing store, with any options.
 TRAIN = """
 import os, sys
 import numpy as np

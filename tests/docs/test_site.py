@@ -1,4 +1,4 @@
-"""What the site is made of: a page for each public name, and for each table of the benches."""
+"""The contents of the site: a page for each public name, and for each table of the benches."""
 
 from __future__ import annotations
 

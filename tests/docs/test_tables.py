@@ -1,4 +1,4 @@
-"""What the tables say is so: names and states of the stores, verbs, errors, defaults of the optimizers."""
+"""The statements of the tables hold: names and states of the stores, verbs, errors, optimizers' defaults."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def code(cell: str) -> list[str]:
 
 
 def states(page: Path, heading: str) -> dict[str, str]:
-    """Say for each store in a table what it says of it."""
+    """Return for each store in a table its row."""
     return {name: row[-1] for row in rows(page, heading) for name in code(row[0])}
 
 
@@ -88,7 +88,7 @@ def test_every_method_is_in_the_table() -> None:
 
 
 def test_a_cell_of_the_stores_is_short() -> None:
-    """What takes more than some sentences is a section of its own."""
+    """A part of more than some sentences is a section of its own."""
     cells = [
         cell for line in STORES.read_text().splitlines() if line.startswith("|") for cell in line.split(" | ")
     ]
@@ -107,7 +107,7 @@ def test_every_error_is_in_the_table_with_its_builtin() -> None:
 
 
 def differences(row: list[str]) -> Iterator[str]:
-    """What a row of the table says of an optimizer and is not so."""
+    """The statements of a table row about an optimizer that are wrong."""
     (name,), (class_name,) = code(row[0]), code(row[1])
     optimizer = kv.optimizer.create(name)
     if type(optimizer) is not getattr(kv.optimizer, class_name):

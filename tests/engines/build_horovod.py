@@ -3,10 +3,10 @@
     python tests/engines/build_horovod.py core FOLDER
     PYTHON tests/engines/build_horovod.py torch FOLDER
 
-The first needs cmake and a C++ compiler, and makes what KVSTORE_TEST_HOROVOD_CORE=FOLDER lets the tests use.
-The second is run by a Python that has PyTorch and kvstore: it builds a wheel into FOLDER, or takes the one
-that is there, and installs it; then KVSTORE_TEST_HOROVOD=PYTHON. FOLDER may be left out where
-KVSTORE_TEST_CACHE names one. MAKEFLAGS=-j1 and the like are heard.
+The first needs cmake and a C++ compiler, and makes the library that tests use with
+KVSTORE_TEST_HOROVOD_CORE=FOLDER. The second is run by a Python that has PyTorch and kvstore: it builds a
+wheel into FOLDER, or uses the wheel that is there, and installs it; then KVSTORE_TEST_HOROVOD=PYTHON. FOLDER
+may be left out where KVSTORE_TEST_CACHE names one. MAKEFLAGS=-j1 and the like are heard.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a store over an engine of collective operations must do, in calls that all processes of a job make.
+"""The required behaviour of a store over an engine of collectives, in calls that all processes make.
 
     LAUNCHER python tests/engines/conformance.py ENGINE FOLDER
 
@@ -28,7 +28,7 @@ import numpy as np
 import kvstore as kv
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
-#: Engines that see that workers mean different things by the same call; the others wait until the deadline.
+#: Engines that detect different calls of workers; the others wait until the deadline.
 COMPARING = ("mpi", "gloo", "nccl")
 #: Engines whose operations meet by name, in any order.
 BY_NAME = ("horovod", "byteps")
@@ -68,7 +68,7 @@ class Here:
 
 
 def value(rank: int, shape: Sequence[int] | int = (3, 5), dtype: Any = np.float32, salt: int = 0) -> Any:
-    """What this rank pushes: small whole numbers, whose sums have no rounding in any element type."""
+    """The arrays that this rank pushes: small whole numbers, whose sums have no rounding in any type."""
     numbers = np.random.default_rng([salt, rank]).integers(-5, 6, shape)
     return np.asarray(numbers + 5 if np.dtype(dtype).kind == "u" else numbers).astype(dtype)
 
@@ -108,7 +108,7 @@ def raises(
     raise AssertionError(f"no {error.__name__}")
 
 
-# ----------------------------------------------------------------------------------------- who and what
+# ----------------------------------------------------------------------------------------- properties
 
 
 @case
@@ -358,7 +358,7 @@ def large_arrays(here: Here) -> None:
 @case
 def arrays_larger_than_a_message(here: Here) -> None:
     if here.engine != "mpi":
-        return  # MPI counts with 31 bits; the others have no such limit
+        return  # MPI counts with 31 bits; the other engines have no such limit
     from kvstore.stores.collectives.mpi import backend as mpi
 
     limit, mpi._MOST = mpi._MOST, 3 * 4096
@@ -690,7 +690,7 @@ def uninitialised_keys_in_the_background(here: Here) -> None:
 
 @case
 def names_of_uninitialised_keys_are_nobody_elses(here: Here) -> None:
-    """Whatever the store calls a key in front of the engine: a key may be called so, too."""
+    """Any name that the store gives a key in front of the engine: a key may have this name, too."""
     names = ["v", "uninitialised v", "uninitialised 'v' (4,) float32", "uninitialised uninitialised v"]
     for name in names[1:]:
         here.store.init(name, np.zeros(4, np.float32))
@@ -844,7 +844,7 @@ def another_call_than_the_others_is_an_error_for_all(here: Here) -> None:
 
 @case
 def another_call_in_the_background(here: Here) -> None:
-    """Several sums are under way when one worker comes to something else."""
+    """Several sums are in flight when one worker calls another operation."""
     if here.engine not in COMPARING:
         return
     store = here.store
@@ -936,7 +936,7 @@ def options_that_have_no_meaning_here(here: Here) -> None:
     raises(kv.ConfigError, "unknown option", kv.create, here.engine, tension=3)
 
 
-# ------------------------------------------------------------------------------------------ what is not
+# ------------------------------------------------------------------------------------------- refusals
 
 
 class Lines(logging.Handler):
@@ -1066,7 +1066,7 @@ def prepare(engine: str) -> None:
         fake_cuda.install()
         fake_nccl.install()
         os.environ.setdefault("KVSTORE_JOB", os.environ["GLOO_FILE"])  # names the job, and nothing else
-        if len(os.environ["GLOO_FILE"]) < 90:  # what jobs that are killed leave goes with the folder
+        if len(os.environ["GLOO_FILE"]) < 90:  # the folder and the files of killed jobs are removed
             os.environ["FAKE_NCCL_FOLDER"] = str(Path(os.environ["GLOO_FILE"]).parent)
 
 

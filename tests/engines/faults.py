@@ -2,8 +2,8 @@
 
     LAUNCHER python tests/engines/faults.py ENGINE FOLDER BODY [DEADLINE]
 
-Each process runs one of the functions below, and writes what it saw to FOLDER/RANK.json; its process id to
-FOLDER/RANK.pid before that. The last rank is the one to whom it happens.
+Each process runs one of the functions below, and writes its results to FOLDER/RANK.json; its process id to
+FOLDER/RANK.pid before that. The last rank is the victim.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Witness:
         part.rename(part.with_suffix(".json"))
 
     def meet(self, call: Callable[[], Any]) -> dict[str, Any]:
-        """Call what cannot end well; the error and the seconds until it came."""
+        """Make a call that cannot end well; return the error and the seconds until it was raised."""
         start = time.monotonic()
         try:
             call()
@@ -60,7 +60,7 @@ class Witness:
 
 
 def killed(here: Witness) -> None:
-    """The victim dies in the middle of a sum, of which the others wait for the end."""
+    """The victim dies in the middle of a sum, and the others wait for its end."""
     if here.victim:
         os.kill(os.getpid(), signal.SIGKILL)
     first = here.meet(lambda: here.store.pushpull(["a", "b"], [here.weight, here.weight]))
@@ -96,7 +96,7 @@ def some_absent(here: Witness) -> None:
 
 
 def all_but_one_wait(here: Witness) -> None:
-    """The victim is late again and again, and never waits; what the others told disturbs nothing."""
+    """The victim is late repeatedly, and never waits; the messages of the others disturb nothing."""
     mpi = importlib.import_module("kvstore.stores.collectives.mpi.backend")
     waiting.NOTICE_AFTER, mpi._MANY = 0.1, 2
     mine, words = np.empty(1000, np.float32), 0
@@ -151,7 +151,7 @@ def leaves_by_an_error(here: Witness) -> None:
 
 
 def interrupted(here: Witness) -> None:
-    """Ctrl-C while the others are waited for; what was begun completes when they come."""
+    """Ctrl-C during a wait for the others; the calls in flight complete when they arrive."""
     folder = here.folder
     if here.victim:
         _until((folder / "again").exists)

@@ -1,7 +1,7 @@
 """A reference engine for the tests: torch.distributed with gloo, in the plainest way there is.
 
-It shows what `collectives.engine.Collective` asks for. What is begun is done when somebody waits for
-it or for something later, in the order of the calls; before each all processes compare what they mean.
+It shows the demands of `collectives.engine.Collective`. A call runs when the caller waits for
+it or for a later call, in the order of the calls; before each all processes compare their calls.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Gloo:
         return {"torch": torch.__version__}
 
     def abandon(self) -> None:
-        """The end of this process tells the others."""
+        """The end of this process is sent to the others."""
 
     def close(self) -> None:
         if self._broken is None:

@@ -1,7 +1,7 @@
 """Real Horovod without a framework, under the names of `horovod.torch` that the store calls.
 
 `install` puts it in the place of `horovod.torch`, and a stand-in for the one function of PyTorch that the
-store calls. What is tested with it is the store and Horovod's core, not Horovod's binding to PyTorch.
+store calls. The tests cover the store and Horovod's core, not Horovod's binding to PyTorch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class HorovodInternalError(RuntimeError):
 
 
 class _Core:
-    """The library, and the arrays of what is under way."""
+    """The library, and the arrays of the sums in flight."""
 
     Sum = "sum"
 
@@ -110,7 +110,7 @@ class _Core:
 
 
 def install() -> None:
-    """Make ``import horovod.torch`` and ``import torch`` find what is here."""
+    """Make ``import horovod.torch`` and ``import torch`` find this module's stand-ins."""
     core = _Core(Path(os.environ["KVSTORE_TEST_HOROVOD_CORE"]) / "horovod_shim.so")
     binding: Any = types.ModuleType("horovod.torch")
     binding.HorovodInternalError = HorovodInternalError

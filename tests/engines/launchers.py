@@ -39,7 +39,7 @@ class Engine:
     launcher : sequence of str
         Before the number of processes, a Python and a script.
     patient : sequence of str
-        The same, for jobs in which a process dies; it lets the others go on, where there is such a thing.
+        The same, for jobs in which a process dies; it lets the others continue, if there is such a command.
     ends_jobs : bool
         Whether the engine ends all processes if one dies.
     """
@@ -129,7 +129,7 @@ ENGINES = (
 
 @dataclass
 class Ended:
-    """What a job has left: exit code of the launcher, what was printed, what each process has told."""
+    """The remains of a job: exit code of the launcher, its output, the results of each process."""
 
     code: int
     output: str
@@ -148,7 +148,7 @@ def run(
     timeout: float = 90,
     variables: Mapping[str, str] | None = None,
 ) -> Ended:
-    """Run a script of this folder in so many processes, to its end; none of them stays, whatever happens.
+    """Run a script of this folder in so many processes, to its end; none of them stays, also after errors.
 
     A size of 0 is one process without a launcher.
     """
@@ -212,7 +212,7 @@ def _sweep() -> None:
 
 
 def _kill(process: subprocess.Popen[bytes], pids: list[int]) -> None:
-    """End what is left of the job: the launcher's group, and processes that have groups of their own."""
+    """End the rest of the job: the launcher's group, and processes that have groups of their own."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     for pid in pids:

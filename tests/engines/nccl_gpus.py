@@ -2,7 +2,7 @@
 
     LAUNCHER python tests/engines/nccl_gpus.py nccl FOLDER BODY
 
-Nothing on a stream happens before somebody waits for it, so that an order that is not kept shows.
+Work on a stream runs only when a thread waits for it, so that a wrong order shows.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def mistakes(store: kv.KVStore, folder: Path) -> Told:
 
 
 def passing(store: kv.KVStore, folder: Path) -> Told:
-    """Keys that were never initialised, on GPUs and beside keys of the host."""
+    """Keys that were never initialised, on GPUs and together with keys of the host."""
     rank, size = store.rank, store.num_workers
     everyone = sum(range(1, size + 1))
     for n in (5, 7):

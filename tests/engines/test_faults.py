@@ -1,4 +1,4 @@
-"""A process of a job dies, never calls, or fails: the others get an error in time, and nothing stays."""
+"""A process of a job dies, never calls, or fails: the others get an error in time, and no process stays."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_death_of_a_process_is_noticed(engine: launchers.Engine, tmp_path: P
         ["absent", "absent_from_init", "absent_from_barrier", "other_key"],
     ),
 )
-def test_a_wait_for_who_never_calls_ends_at_the_deadline(
+def test_a_wait_for_an_absent_worker_ends_at_the_deadline(
     engine: launchers.Engine, body: str, tmp_path: Path
 ) -> None:
     ended = job(engine, tmp_path, body)
@@ -90,7 +90,7 @@ def test_a_wait_for_who_never_calls_ends_at_the_deadline(
 
 
 @engines
-def test_a_timeout_of_mpi_names_who_has_not_called(engine: launchers.Engine, tmp_path: Path) -> None:
+def test_a_timeout_of_mpi_names_the_absent_workers(engine: launchers.Engine, tmp_path: Path) -> None:
     if engine.name != "mpi":
         pytest.skip("MPI's exchange of call counts")
     ended = job(engine, tmp_path, "some_absent", size=4, deadline=8)
@@ -105,7 +105,9 @@ def test_a_timeout_of_mpi_names_who_has_not_called(engine: launchers.Engine, tmp
 
 
 @engines
-def test_who_is_always_late_is_called_and_disturbs_nobody(engine: launchers.Engine, tmp_path: Path) -> None:
+def test_a_worker_that_is_always_late_is_called_and_disturbs_none(
+    engine: launchers.Engine, tmp_path: Path
+) -> None:
     if engine.name != "mpi":
         pytest.skip("MPI's exchange of call counts")
     ended = job(engine, tmp_path, "all_but_one_wait", size=3, deadline=50)
@@ -132,7 +134,7 @@ def test_an_error_that_leaves_the_store_is_the_loss_of_a_peer(
     ended = job(engine, tmp_path, "leaves_by_an_error", deadline=50)
     assert ended.code != 0
     assert "an error of the training loop" in ended.output
-    assert ended.seconds < pace.seconds(40), "nobody waits for the deadline"
+    assert ended.seconds < pace.seconds(40), "no worker waits for the deadline"
     if engine.name == "byteps" and not ended.told:
         return  # `kvstore run` has ended the other worker before it could tell
     if not engine.ends_jobs:
@@ -182,7 +184,7 @@ def test_an_mpi_for_one_thread_is_refused(engine: launchers.Engine, tmp_path: Pa
 
 
 @engines
-def test_an_error_that_leaves_the_only_worker_disturbs_nobody(
+def test_an_error_that_leaves_the_only_worker_disturbs_no_other(
     engine: launchers.Engine, tmp_path: Path
 ) -> None:
     if engine.name == "gloo":

@@ -1,4 +1,4 @@
-"""What the store asks of Horovod, and what it makes of the answers; Horovod itself is played here."""
+"""The store's calls to Horovod, and its handling of the results; this file plays Horovod."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class HorovodInternalError(RuntimeError):
 
 
 class Told:
-    """horovod.torch of a process whose peers do what it does, when they are let."""
+    """horovod.torch of a process whose peers make the same calls, when they may."""
 
     Sum = 1
     HorovodInternalError = HorovodInternalError
@@ -76,7 +76,7 @@ class Told:
             raise HorovodInternalError(text)
 
     def release(self) -> None:
-        """Complete what is under way."""
+        """Complete the sums in flight."""
         for handle, (_, arrays) in list(self.under_way.items()):
             for array in arrays:
                 array *= self.size()

@@ -39,7 +39,7 @@ def test_arrays_on_gpus(body: str, size: int, tmp_path: Path) -> None:
 
 
 @needs_engine
-def test_mistakes_are_said_before_anybody_waits(tmp_path: Path) -> None:
+def test_mistakes_are_reported_before_a_wait(tmp_path: Path) -> None:
     ended = job(tmp_path, "mistakes")
     assert ended.code == 0, ended.output
     for told in ended.told.values():
@@ -73,7 +73,7 @@ def test_the_death_of_a_process(remote: str, tmp_path: Path) -> None:
 
 
 @needs_engine
-def test_a_wait_for_who_never_calls_ends_at_the_deadline(tmp_path: Path) -> None:
+def test_a_wait_for_an_absent_worker_ends_at_the_deadline(tmp_path: Path) -> None:
     ended = job(tmp_path, "absent")
     told = ended.told[0]
     assert told["first"]["error"] == "TimeoutError", told
@@ -193,7 +193,7 @@ def places(tmp_path: Path, size: int, address: str = "ipc://@kvstore/test") -> l
     ]
 
 
-def test_all_are_told_the_name_and_who_is_there(meet: Callable[..., list[Any]], tmp_path: Path) -> None:
+def test_all_get_the_name_and_the_present_workers(meet: Callable[..., list[Any]], tmp_path: Path) -> None:
     answers = meet(places(tmp_path, 3))
     assert [answer.name for answer in answers] == [b"the name"] * 3
     assert [[hello.rank for hello in answer.everybody] for answer in answers] == [[0, 1, 2]] * 3
@@ -243,7 +243,7 @@ def test_strangers_at_the_address_are_not_heard(
     assert heard == [None if knows_the_job else "refused"]
 
 
-def test_who_is_missing_is_named(meet: Callable[..., list[Any]], tmp_path: Path) -> None:
+def test_the_missing_worker_is_named(meet: Callable[..., list[Any]], tmp_path: Path) -> None:
     (alone,) = meet(places(tmp_path, 3)[:1], timeout=0.5)
     assert isinstance(alone, kv.TimeoutError)
     assert "workers 1, 2" in str(alone)

@@ -1,4 +1,4 @@
-"""What the jobs of these tests come from."""
+"""The origin of the jobs of these tests."""
 
 from __future__ import annotations
 

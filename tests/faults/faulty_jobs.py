@@ -22,13 +22,13 @@ from kvstore.launch.certificates import Certificates
 
 BODIES = "procs_dist_faults"
 AT_ONCE = 4
-IN_TIME = 6  # times the silence that counts as a loss, until everybody knows: the machine may be busy
+IN_TIME = 6  # times the silence that counts as a loss, until all processes know: the machine may be busy
 LONGEST = 5  # times what an idle machine needs, if the machine is busy when a job starts
-UNTIL_TOLD = 30  # seconds: a lost scheduler is told after some 3.4 * LONGEST * 1.5, perhaps of idleness
+UNTIL_TOLD = 30  # seconds: a lost scheduler is reported after some 3.4 * LONGEST * 1.5, perhaps of idleness
 
 
 def silence(idle: float) -> str:
-    """After how many seconds of silence somebody is lost: on a busy machine living processes are silent, too.
+    """Return the seconds of silence that count as a loss: on a busy machine living processes are silent, too.
 
     But not so long that the deadlines of the tests are over if the machine is idle again by then.
     """
@@ -85,7 +85,7 @@ class Faults:
         folder.mkdir()
         bodies = {"server": server, "scheduler": scheduler}
         variables = {**times(), **self.variables, **variables}
-        # How slow the machine seems changes from one moment to the next: a loss comes before a timeout.
+        # The measured slowness changes from moment to moment: a loss is reported before a timeout.
         enough = max(pace.seconds(15), 2 * float(variables["KVSTORE_DEAD_AFTER"]))
         variables.setdefault("KVSTORE_TIMEOUT", f"{enough:.3f}")
         return FaultyJob(self.nursery, folder, (workers, servers), bodies, keys or {}, variables)
@@ -157,7 +157,7 @@ class FaultyJob(ServedJob):
 
     @property
     def in_time(self) -> float:
-        """Seconds until everybody knows of a loss."""
+        """Return the seconds until all processes know of a loss."""
         return pace.seconds(IN_TIME * self.dead_after)
 
     def told(self) -> str:
@@ -204,7 +204,7 @@ def check_lost(made: FaultyJob, found: list[dict[str, Any]], killed: float, role
 
 
 def stood_still(text: str) -> bool:
-    """Whether a process was told that it had not run itself, which is true on a busy machine only."""
+    """Whether a process got the error that it had not run itself, which is true on a busy machine only."""
     return "stood still" in text and pace.slowness() > 1
 
 

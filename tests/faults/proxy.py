@@ -1,7 +1,7 @@
-"""A TCP proxy that disturbs what goes through it, by a seed: it delays, cuts connections, and stands still.
+"""A TCP proxy that disturbs connections by a seed: it delays data, cuts connections, and stops.
 
 It runs in a thread of the test. Bytes are passed on as they are or not at all, as TCP does; a connection that
-is cut loses what was on its way.
+is cut loses its data in flight.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Proxy:
         asyncio.set_event_loop(self._loop)
         server = self._loop.run_until_complete(asyncio.start_server(self._accept, sock=self._listening))
         self._loop.run_forever()
-        server.close()  # before the others end: a connection that comes now would be nobody's
+        server.close()  # before the other threads end: no thread would serve a connection that arrives now
         self._loop.run_until_complete(self._cut())
         if left := asyncio.all_tasks(self._loop):
             self._loop.run_until_complete(asyncio.wait(left, timeout=5))

@@ -1,7 +1,7 @@
-"""A stranger that sends what it can, until its stdin ends: ``strangers.py KIND PORT ...``.
+"""A stranger that sends garbage until its stdin ends: ``strangers.py KIND PORT ...``.
 
-Whenever it is cut off it connects again; at the end it tells how often. ``strangers.py COUNT PORT ...`` is a
-crowd: so many connections that say something once, or nothing, read nothing, and stay.
+When its connection is closed it connects again; at the end it prints how often. ``strangers.py COUNT PORT
+...`` is a crowd: so many connections that say something once, or nothing, read nothing, and stay.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WRONG = command(b"\x05HELLO\x07kvstore\x40" + b"0" * 64)
 _INITIATE = command(b"\x08INITIATE" + _TYPE)
 _LARGE = (200 << 20).to_bytes(8, "big")
 
-#: How each kind begins, and what it says then, again and again. Who begins with a command waits for answers.
+#: The first data of each kind, and its repeated data. A kind that begins with a command waits for replies.
 KINDS = {
     "parts": (greeting(b"NULL") + READY, b"\x01\x00" * (1 << 19)),
     "parts with a password": (greeting(b"PLAIN") + _WRONG + _INITIATE, b"\x01\x00" * (1 << 19)),
@@ -56,7 +56,7 @@ KINDS = {
 
 @contextlib.contextmanager
 def flood(ports: list[int], kinds: list[str]) -> Iterator[Callable[[], list[int]]]:
-    """Start one sender for each kind; yield what ends them and tells how often each has connected."""
+    """Start one sender for each kind; yield a function that ends them and returns their connection counts."""
     arguments = [sys.executable, "-SE", __file__]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     told = [*map(str, ports)]
@@ -205,7 +205,7 @@ class Memory:
 
 
 def begin(one: socket.socket, first: bytes) -> None:
-    """Say what a kind begins with."""
+    """Return the first data of a kind."""
     if first == _WRONG:
         for piece in (greeting(b"PLAIN"), first):
             one.sendall(piece)

@@ -1,7 +1,8 @@
 """Jobs of real processes in which the C library fails and delays by a seed; see `buggify/interposer.c`.
 
-What the kernel may do at any time (short transfers, EINTR, delays, waits that end early) changes nothing: the
-histories are whole, and without another fault all ends well. Errors of memory and disks are told, or met.
+Events that the kernel may cause at any time (short transfers, EINTR, early ends of waits) change nothing: the
+histories are whole, and without another fault all ends well. Errors of memory and disks are reported, or
+handled.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def seeds(few: int) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[jobs.Nursery]:
-    """Whose processes have the interposer."""
+    """The job whose processes have the interposer."""
     with jobs.nursery(interposed.built(tmp_path_factory.mktemp("buggify"))) as made:
         yield made
 
@@ -90,7 +91,7 @@ class Buggified:
         return made
 
     def history(self) -> History:
-        """Return what was called and read."""
+        """Return the calls and reads."""
         kind = "async" if self.kind == "async" else "sync"
         faults, noticed = tuple(self.faults), 4 * DEAD_AFTER
         events = events_of(self.folder)
@@ -120,7 +121,7 @@ def test_what_may_happen_at_any_time_changes_nothing(
         assert run.ended() == [0] * (1 + len(run.servers))
 
 
-#: Errors of a process that was told, or whose own call failed.
+#: Errors of a process that learned of a loss, or whose own call failed.
 TOLD = re.compile(
     r"^(kvstore\.errors\.\w+|numpy\.\S*MemoryError|MemoryError|OSError|PermissionError|BlockingIOError)\b",
     re.MULTILINE,
@@ -133,7 +134,7 @@ ERRORS = ("shared", "memory", "streams")
 def test_memory_and_disks_that_fail_are_told(
     job: Made, served: Served, tmp_path: Path, kind: str, seed: int
 ) -> None:
-    """Each process ends, by an error that says so or well; what was read is right, and nothing is left."""
+    """Each process ends, well or by a plausible error; reads are right, and no process or file remains."""
     made = Buggified(kind, seed, tmp_path, "")
     points = interposed.variable(seed, Kinds.SPACE | Kinds.DISK | Kinds.DELAYS, errors=2)
     points["KVSTORE_TIMEOUT"] = pace.variable(8)  # for a worker that ended before it had a store

@@ -19,7 +19,7 @@ BODIES = "procs_busy"
 
 
 class HeldUpJob(ServedJob):
-    """One whose scheduler or server takes HOLD seconds for its first message of a kind."""
+    """A role whose scheduler or server spends HOLD seconds on its first message of a kind."""
 
     def __init__(self, *arguments: Any, role: str, at: str, hold: float, **variables: str) -> None:
         self._held = role, {"HOLD": str(hold), "HOLD_AT": at}
@@ -38,7 +38,7 @@ class HeldUpJob(ServedJob):
         [("scheduler", "Hello"), ("scheduler", "CreateKeys"), ("server", "Attach"), ("server", "Batch")],
     ),
 )
-def test_who_is_busy_is_not_lost(nursery: jobs.Nursery, tmp_path: Path, role: str, at: str) -> None:
+def test_a_busy_process_is_not_lost(nursery: jobs.Nursery, tmp_path: Path, role: str, at: str) -> None:
     job = HeldUpJob(
         nursery, tmp_path, 2, 1, role=role, at=at, hold=2.5, KVSTORE_DEAD_AFTER="1", KVSTORE_TIMEOUT="100"
     )
@@ -49,7 +49,7 @@ def test_who_is_busy_is_not_lost(nursery: jobs.Nursery, tmp_path: Path, role: st
 
 
 def through_stalls(nursery: jobs.Nursery, folder: Path, seed: int) -> None:
-    """Notices and deadlines fall due in the very turns in which what was waited for comes."""
+    """Notices and deadlines fall due in the very turns in which the awaited event arrives."""
     draw = random.Random(seed)
     name, size = draw.choice(["dist_sync", "dist_sync", "shared"]), draw.choice([2, 3])
     patience = {"KVSTORE_TIMEOUT": "1000", "KVSTORE_DEAD_AFTER": "100"}
@@ -69,14 +69,16 @@ def through_stalls(nursery: jobs.Nursery, folder: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", nightly_unless(lambda seed: seed == 0, range(3)))
-def test_nobody_is_late_who_comes_in_the_last_turn(nursery: jobs.Nursery, tmp_path: Path, seed: int) -> None:
+def test_an_event_in_the_last_turn_is_not_late(nursery: jobs.Nursery, tmp_path: Path, seed: int) -> None:
     through_stalls(nursery, tmp_path, seed)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(2000)
 @pytest.mark.parametrize("seed", range(3, 203))
-def test_nobody_is_late_in_two_hundred_jobs(nursery: jobs.Nursery, tmp_path: Path, seed: int) -> None:
+def test_no_event_in_the_last_turn_is_late_in_two_hundred_jobs(
+    nursery: jobs.Nursery, tmp_path: Path, seed: int
+) -> None:
     through_stalls(nursery, tmp_path, seed)
 
 

@@ -1,6 +1,6 @@
 """Jobs with servers whose processes are killed, stopped, cut off, starved and interrupted.
 
-Nobody may hang, no value may be wrong, and nothing may be left behind.
+No process may hang, no value may be wrong, and no process or file may remain.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PHASES = ["init", "push", "pushpull", "quick", "pull", "barrier", "settings", "c
 
 
 def drawn(phases: list[str], seed: int) -> list[Case]:
-    """Half of them; the others have their turn at night."""
+    """Half of them; the other cases run at night."""
     return [(phase,) for phase in random.Random(seed).sample(phases, 4)]
 
 
@@ -57,7 +57,7 @@ def kill_a_worker(faults: Faults, draw: random.Random, phase: str) -> None:
 
 
 def kill_one_of(made: FaultyJob, workers: list[jobs.Worker], draw: random.Random) -> None:
-    """Kill a worker of a job while it works: all others are told, and the job ends."""
+    """Kill a worker of a job while it works: all others get an error, and the job ends."""
     ready(*workers)
     rank = draw.randrange(made.size)
     victim = workers.pop(rank)
@@ -80,7 +80,7 @@ def kill_a_server(faults: Faults, draw: random.Random, phase: str) -> None:
 
 
 def kill_one_server(made: FaultyJob, workers: list[jobs.Worker], draw: random.Random) -> None:
-    """Kill one of two servers while the workers work: all are told, and the job ends."""
+    """Kill one of two servers while the workers work: all get an error, and the job ends."""
     ready(*workers)
     rank = draw.randrange(2)
     time.sleep(draw.random() * 0.1)
@@ -164,7 +164,7 @@ def test_a_death_at_the_start(faults: Faults, seed: int) -> None:
 
 
 def kill_after_close(faults: Faults, draw: random.Random) -> None:
-    """A worker that has closed its store is missed by nobody, even if it does not end well."""
+    """A worker that has closed its store is not missed, even if it does not end well."""
     with faults.job(3, 1) as made:
         closed = made.start(BODIES, "rests_after_close", rank=1)
         workers = [made.start(BODIES, "goes_on_alone", rank=rank) for rank in (0, 2)]
@@ -243,7 +243,7 @@ def test_a_loss_between_slices_with_many_seeds(faults: Faults, seed: int) -> Non
 
 
 def go_on(faults: Faults, draw: random.Random, phase: str, back: bool) -> None:
-    """Where that was asked for sums are those of the living; somebody may come in the dead one's place."""
+    """Where that option is set, sums are those of the living; another worker may replace the dead."""
     size = draw.choice([2, 3])
     with faults.job(size, draw.choice([1, 2])) as made:
         workers = made.start_all(BODIES, "going_on", phase)
@@ -267,7 +267,7 @@ def go_on(faults: Faults, draw: random.Random, phase: str, back: bool) -> None:
 
 
 def come_back_into_a_pass(faults: Faults, draw: random.Random, verb: str, meets: bool) -> None:
-    """The others push key after key: who comes back is in all rounds of a pass, or in none."""
+    """The others push key after key: a rejoined worker is in all rounds of a pass, or in none."""
     size = draw.choice([2, 3])
     with faults.job(size, draw.choice([1, 2])) as made:
         workers = made.start_all(BODIES, "one_by_one", verb, meets)
@@ -287,7 +287,7 @@ def come_back_into_a_pass(faults: Faults, draw: random.Random, verb: str, meets:
 
 
 @pytest.mark.parametrize("seed", nightly_unless(lambda seed: seed == 0, [0, 1]))
-def test_who_comes_back_into_a_pass(faults: Faults, seed: int) -> None:
+def test_a_worker_rejoins_in_a_pass(faults: Faults, seed: int) -> None:
     cases = [(verb, meets) for verb in ("pushpull", "push") for meets in (False, True)]
     faults.run(come_back_into_a_pass, cases, seed)
 
@@ -302,7 +302,7 @@ def test_the_living_go_on(faults: Faults, seed: int) -> None:
 
 
 def stop_for_a_while(faults: Faults, draw: random.Random, role: str) -> None:
-    """A process that stands still for less than it takes to be lost: nobody notices."""
+    """A process that is stopped for less than the time of a loss: no process notices."""
     with faults.job(2, 2, KVSTORE_DEAD_AFTER=silence(3)) as made:
         workers = made.start_all(BODIES, "trained", 60, 0.01)
         ready(*workers)
@@ -318,7 +318,7 @@ def stop_for_a_while(faults: Faults, draw: random.Random, role: str) -> None:
 
 
 def stop_for_long(faults: Faults, draw: random.Random, role: str) -> None:
-    """Who stands still for longer is lost, and fenced when it wakes up."""
+    """A process that is stopped for longer is lost, and fenced when it wakes up."""
     with faults.job(3 if role == "worker" else 2, 2) as made:
         workers = made.start_all(BODIES, "until_fenced", draw.choice(["pushpull", "push", "barrier"]), True)
         ready(*workers)
@@ -371,7 +371,7 @@ def test_a_stopped_worker_costs_a_server_little(faults: Faults) -> None:
 
 
 def wake_after_the_end(faults: Faults, draw: random.Random, role: str) -> None:
-    """Who is stopped until its job is over is told that it was stopped, and not that the others are lost."""
+    """A process that is stopped until its job is over gets FencedError, not the loss of the others."""
     with faults.job(2, 2) as made:
         workers = made.start_all(BODIES, "until_fenced", draw.choice(["pushpull", "push", "barrier"]))
         ready(*workers)
@@ -405,11 +405,11 @@ def restart_a_server(faults: Faults, draw: random.Random, same_host: bool) -> No
 
 
 def test_a_worker_killed_before_its_memory_is_found(faults: Faults) -> None:
-    """What it has pushed can be read by nobody: it has not come, and its round is not complete."""
+    """Its pushed array cannot be read: it has not arrived, and its round is not complete."""
     with faults.job(2, 1, KVSTORE_SAME_HOST_SHM="1", KVSTORE_DEAD_AFTER=silence(4)) as made:
         first, second = made.start_all(BODIES, "on_command", "raise", 20_000)
         ready(first, second)
-        say(second, "pull")  # when this is answered, the server reads its memory: what it pushes lies there
+        say(second, "pull")  # when answered, the server reads the worker's memory with its pushes
         assert second.expect_some("pull: ") == "pull: 0"
         made.servers[0].signal(signal.SIGSTOP)
         say(second, "push")
@@ -442,7 +442,7 @@ def restart_under(
     size: int,
     start: Callable[[FaultyJob], list[jobs.Worker]],
 ) -> None:
-    """A server comes back from its snapshot, and loses at most what came since; the job goes on."""
+    """A server restarts from its snapshot, and loses at most the later changes; the job continues."""
     folder = faults.folder / f"shots-{draw.random()}"
     variables = {
         "KVSTORE_SNAPSHOT": str(folder),
@@ -504,7 +504,7 @@ def test_an_answer_in_the_memory_of_a_dead_server(faults: Faults, hosts: list[in
 
 
 def disturb(faults: Faults, draw: random.Random, how: str, same_host: bool) -> None:
-    """Connections are slow, or break again and again: every push counts once, and nobody is lost."""
+    """Connections are slow, or break repeatedly: every push counts once, and no process is lost."""
     options: dict[str, Any] = {
         "slow": {"delay": 0.02},
         "cut": {"cut_after": 1 << 18 if same_host else 1 << 20, "delay": 0.001},
@@ -595,7 +595,7 @@ def test_a_worker_that_ends_well_is_not_missed(faults: Faults, seed: int) -> Non
 
 
 def leave_in_the_middle(faults: Faults, draw: random.Random, name: str, how: str, seed: int) -> None:
-    """Sums that shrink are told of, once, in each of the others; an ordinary end and `join` are not."""
+    """Sums without a worker are reported, once, in each of the others; an ordinary end and `join` are not."""
     leaver, patience = draw.randrange(3), {"KVSTORE_DEAD_AFTER": "60", "KVSTORE_TIMEOUT": "120"}
     with faults.job(3, 2, **patience) as made:
         workers = made.start_all(BODIES, "leaves_in_the_middle", name, how, leaver, seed)
@@ -647,7 +647,7 @@ def test_a_round_of_a_loss_stays_open_when_a_survivor_leaves(faults: Faults, opt
         assert finish(reader) == [[0, 0]]
 
 
-def test_who_has_joined_reads_the_rounds_of_others_after_a_loss(faults: Faults) -> None:
+def test_a_joined_worker_reads_the_rounds_of_others_after_a_loss(faults: Faults) -> None:
     with faults.job(2, 2) as made:
         reader, victim = made.start_all("procs_losses", "rests_when_another_is_lost")
         ready(reader, victim, line="joined")
@@ -703,7 +703,7 @@ def test_ctrl_c_in_the_wait_for_a_sum(faults: Faults, size: int) -> None:
         finish(waiting, late)
 
 
-def test_who_leaves_says_why_also_if_pushes_had_no_answer(faults: Faults) -> None:
+def test_a_worker_that_leaves_says_why_also_if_pushes_had_no_answer(faults: Faults) -> None:
     with faults.job(1, 1, KVSTORE_DEAD_AFTER="60") as made:
         (worker,) = made.start_all(BODIES, "leaves_with_open_pushes")
         ready(worker)
@@ -748,7 +748,7 @@ def refuse_first_values(faults: Faults, draw: random.Random, late: float) -> Non
         made.start_all(BODIES, "too_much_for_all", late)
         first, *others = finish(*made.workers, timeout=60)
         assert re.search(r"server 0\b.*memory.*ulimit -v", first), first
-        for text in others:  # they waited until their deadline
+        for text in others:  # these waited until their deadline
             assert re.search(r"worker 0 cannot store the first value of key 'huge\d+'", text), text
             assert text.endswith(first.partition(": ")[2])
         assert made.ended(10) == [0, 0]
@@ -792,7 +792,7 @@ def test_a_full_disk(faults: Faults) -> None:
 
 
 def test_no_scheduler(faults: Faults) -> None:
-    """Nobody listens, or somebody who is no scheduler of ours."""
+    """No process listens at the address, or a stranger."""
     with faults.job(1, 1) as made, socket.create_server(("127.0.0.1", 0)) as silent:
         nobody = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         made.variables.update(KVSTORE_SCHEDULER=nobody, KVSTORE_TIMEOUT="3")
@@ -807,7 +807,7 @@ def test_a_worker_that_never_comes(faults: Faults) -> None:
 
 
 def start_the_scheduler_late(faults: Faults, draw: random.Random) -> None:
-    """Servers and workers may be there long before it: nobody is lost who was never met."""
+    """Servers and workers may start long before it: a process that was never met is not lost."""
     with faults.job(2, 1) as made:
         port = made.variables["KVSTORE_SCHEDULER"].rpartition(":")[2]
         made.scheduler.signal(signal.SIGKILL)
@@ -824,7 +824,7 @@ def start_the_scheduler_late(faults: Faults, draw: random.Random) -> None:
 
 
 def take_an_old_port(faults: Faults, draw: random.Random) -> None:
-    """A scheduler comes where another one was: those who knew that one are turned away by it."""
+    """A new scheduler at the address of another one: processes of the other job are refused."""
     with faults.job(2, 1, KVSTORE_DEAD_AFTER=silence(5)) as made:
         workers = made.start_all(BODIES, "until_fenced", "pushpull")
         ready(*workers)

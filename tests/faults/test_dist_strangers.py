@@ -1,4 +1,4 @@
-"""Jobs with servers, and strangers who send garbage, come in crowds, or would like to take part."""
+"""Jobs with servers, and strangers that send garbage, connect in crowds, or try to join."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from faults.faulty_jobs import (
 )
 from launched import until
 
-PATIENT = {"KVSTORE_DEAD_AFTER": "60"}  # nobody is lost here, however busy the machine is
+PATIENT = {"KVSTORE_DEAD_AFTER": "60"}  # no process is lost here, even on a busy machine
 
 
 def test_two_jobs_do_not_meet(faults: Faults) -> None:
@@ -37,7 +37,7 @@ def test_two_jobs_do_not_meet(faults: Faults) -> None:
 
 
 def intrude(faults: Faults, draw: random.Random, who: str) -> None:
-    """Somebody who has no place in the job is told so, and the job goes on."""
+    """A process without a place in the job gets an error, and the job continues."""
     with faults.job(2, 1, **PATIENT) as made:
         workers = made.start_all(BODIES, "sits")
         ready(*workers, line="in")
@@ -61,12 +61,12 @@ def intrude(faults: Faults, draw: random.Random, who: str) -> None:
         assert made.ended(10) == [0, 0]
 
 
-def test_who_has_no_place_in_the_job(faults: Faults) -> None:
+def test_a_process_without_a_place_in_the_job(faults: Faults) -> None:
     faults.run(intrude, [("rank of another",), ("number of workers",), ("job",), ("version",)], 0)
 
 
 def take_ports(faults: Faults, draw: random.Random, role: str) -> None:
-    """Another job has the ports of a process that has died; a store that is created then tells of the loss.
+    """Another job has the ports of a process that has died; a store that is created then reports the loss.
 
     It was told that the process "belongs to another job", or that it lacks keys.
     """
@@ -93,7 +93,7 @@ def test_ports_of_the_dead_that_another_job_has(faults: Faults) -> None:
 
 
 def differ(faults: Faults, draw: random.Random, options: dict[str, Any], word: str) -> None:
-    """Of two workers the one is refused of which the scheduler hears last."""
+    """Of two workers the scheduler refuses the one whose message arrives last."""
     with faults.job(2, 1, **PATIENT) as made:
         pair = [
             made.start(BODIES, "refused_with", "ConfigError", own, rank=r)
@@ -155,7 +155,7 @@ def test_garbage_while_a_job_trains(faults: Faults) -> None:
 
 
 def test_wrong_keys(faults: Faults) -> None:
-    """Who has another job's keys, or none, is refused, with few words; the job goes on."""
+    """A process with another job's keys, or none, is refused, with few log lines; the job continues."""
     files = [keys_of_a_job(faults.folder / name, workers=2) for name in ("ours", "theirs")]
     ours, theirs = files
     with faults.job(2, 1, keys=ours, KVSTORE_DEAD_AFTER=silence(5)) as made:
@@ -213,7 +213,7 @@ def with_files(faults: Faults, files: int, **variables: str) -> FaultyJob:
 
 
 def test_strangers_leave_descriptors_for_the_job(faults: Faults) -> None:
-    """More of them than there are descriptors: who is there is served, and who comes is let in."""
+    """More strangers than descriptors: present workers are served, and new workers are admitted."""
     with with_files(faults, 256) as made:
         workers = made.start_all(BODIES, "going_on", "pushpull")
         ready(*workers, line="working")
@@ -221,7 +221,7 @@ def test_strangers_leave_descriptors_for_the_job(faults: Faults) -> None:
         before = [strangers.descriptors(one.pid) for one in roles]
         ports = [port for one in roles for port in strangers.listening(one.pid)]
         with strangers.crowd(ports, 2000):
-            # A listener with somebody at the door and no descriptor for him would not rest.
+            # A listener with a pending connection and no descriptor for it would poll without a pause.
             until(lambda: all(strangers.unaccepted(one.pid) == 0 for one in roles))
             assert all(strangers.open_files(one.pid) < 256 for one in roles)
             kill(workers[1])
@@ -256,7 +256,7 @@ def test_ten_thousand_strangers(faults: Faults) -> None:
                 assert sum(strangers.open_files(one.pid) for one in roles) > 5000
             until(lambda: strangers.have_closed([one.pid for one in roles], before))
             sizes.append([strangers.memory(one.pid) for one in roles])
-        # What is free again is not given back to the kernel, but used for the next ones.
+        # Freed memory is not returned to the kernel, but used for the next connections.
         for first, second, *_, last in zip(*sizes, strict=True):
             assert second - first < 64, sizes
             assert last - second < 16, sizes

@@ -1,4 +1,4 @@
-"""Workers of hosts that sum first, killed and stopped: nobody hangs, no sum is wrong, the rest goes on."""
+"""Workers of hosts that sum first, killed and stopped: no hang, no wrong sum, the others continue."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def go_on(
     back: bool,
     codec: str = "",
 ) -> None:
-    """Where that was asked for sums are those of the living; somebody may come in the dead one's place."""
+    """Where that option is set, sums are those of the living; another worker may replace the dead."""
     hosts = draw.choice([[0, 0, 1, 1], [0, 0, 1], [0, 0, 0]])
     size = len(hosts)
     with faults.job(size, draw.choice([1, 2])) as made:
@@ -95,7 +95,7 @@ def test_the_living_go_on(faults: Faults, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", nightly_unless(lambda seed: seed == 0, [0, 1]))
 def test_a_worker_that_is_started_again_joins_its_host(faults: Faults, seed: int) -> None:
-    # Phases with one push of each key in a pass, as it is said of those who come back.
+    # Phases with one push of each key in a pass, as docs/stores.md says of rejoining workers.
     faults.run(go_on, RETURNED, seed)
 
 
@@ -103,7 +103,7 @@ PASSES = [(verb, meets) for verb in ("pushpull", "push") for meets in (False, Tr
 
 
 def come_back_into_a_pass(faults: Faults, draw: random.Random, verb: str, meets: bool) -> None:
-    """The others push key after key: who comes back is in all rounds of a pass, or in none."""
+    """The others push key after key: a rejoined worker is in all rounds of a pass, or in none."""
     hosts = draw.choice([[0, 0, 1, 1], [0, 0, 1], [0, 0, 0]])
     with faults.job(len(hosts), draw.choice([1, 2])) as made:
         workers = start_on_hosts(made, hosts, BODIES, "one_by_one", verb, meets)
@@ -123,12 +123,12 @@ def come_back_into_a_pass(faults: Faults, draw: random.Random, verb: str, meets:
 
 
 @pytest.mark.parametrize("seed", [0])
-def test_who_comes_back_into_a_pass(faults: Faults, seed: int) -> None:
+def test_a_worker_rejoins_in_a_pass(faults: Faults, seed: int) -> None:
     faults.run(come_back_into_a_pass, PASSES, seed)
 
 
 def lose_a_host(faults: Faults, draw: random.Random) -> None:
-    """All workers of a host die; the others go on."""
+    """All workers of a host die; the others continue."""
     with faults.job(4, 2) as made:
         workers = start_on_hosts(made, [0, 0, 1, 1], BODIES, "going_on", "pushpull")
         ready(*workers, line="working")
@@ -147,7 +147,7 @@ def test_a_host_is_lost(faults: Faults) -> None:
 
 
 def lose_a_host_and_raise(faults: Faults, draw: random.Random, phase: str) -> None:
-    """All workers of a host die together: all others are told, read one round, save and close."""
+    """All workers of a host die together: all others get an error, read one round, save and close."""
     hosts = draw.choice([[0, 0, 1, 1], [0, 1, 1], [0, 1, 0, 1]])
     with faults.job(len(hosts), draw.choice([1, 2])) as made:
         workers = start_on_hosts(made, hosts, BODIES, "until_lost", phase, str(made.folder), "host")
@@ -172,7 +172,7 @@ def test_a_host_is_lost_where_that_is_an_error(faults: Faults, seed: int) -> Non
 
 
 def start_to_be_refused(made: FaultyJob, rank: int) -> jobs.Worker:
-    """Start a worker of the second host that is to be told that it cannot come back."""
+    """Start a worker of the second host that must get the error that it cannot rejoin."""
     options = {"on_peer_loss": "continue", "slice_bytes": 1 << 16}
     return start_on(made, 1, rank, BODIES, "refused_with", "PeerLostError", options)
 
@@ -194,7 +194,7 @@ def wait_until_lost(worker: jobs.Worker, *ranks: int) -> None:
 
 
 def host_comes_back(faults: Faults, draw: random.Random, count: int) -> None:
-    """Workers of a host that is known to be lost whole are turned away, and told why; the others go on."""
+    """Workers of a host that is known to be lost whole are refused, with the reason; the others continue."""
     with faults.job(4, 2) as made:
         workers = start_on_hosts(made, [0, 0, 1, 1], BODIES, "going_on", "pushpull")
         ready(*workers, line="working")
@@ -227,7 +227,7 @@ def test_a_host_that_dies_while_one_of_it_comes_back(faults: Faults) -> None:
 
 
 def restart_a_server(faults: Faults, draw: random.Random, hosts: list[int]) -> None:
-    """A server comes back from its snapshot; what hosts had pushed since is lost, or sent again once."""
+    """A server restarts from its snapshot; later pushes of hosts are lost, or sent again once."""
 
     def start(made: FaultyJob) -> list[jobs.Worker]:
         return start_on_hosts(made, hosts, BODIES, "going_through_restarts")
@@ -244,7 +244,7 @@ def test_a_server_comes_back(faults: Faults, seed: int) -> None:
 
 
 def stop_for_long(faults: Faults, draw: random.Random) -> None:
-    """Who stands still for long is lost, and fenced when it wakes up; or ended, if it was at work (0007)."""
+    """A worker stopped for long is lost, and fenced when it wakes up; or killed, if it was at work (0007)."""
     with faults.job(4, 2) as made:
         phase = draw.choice(["pushpull", "push", "barrier"])
         workers = start_on_hosts(made, [0, 0, 1, 1], BODIES, "until_fenced", phase, True)
@@ -274,25 +274,25 @@ def test_a_worker_stands_still(faults: Faults) -> None:
 
 
 def on_command(made: FaultyJob, loss: str, **variables: str) -> list[jobs.Worker]:
-    """Start two workers of a host, and one of another, which do what they are told."""
+    """Start two workers of a host, and one of another, which run the test's commands."""
     workers = start_on_hosts(made, [0, 0, 1], BODIES, "on_command", loss, **variables)
     ready(*workers)
     return workers
 
 
 def answer(worker: jobs.Worker, word: str, begun: bool = False) -> str:
-    """Have a worker make a call, unless it has begun; return what it came to."""
+    """Have a worker make a call, unless it has begun; return its result."""
     if not begun:
         say(worker, word)
     return worker.expect_some(f"{word}: ", UNTIL_TOLD).removeprefix(f"{word}: ")
 
 
-def test_who_is_fenced_leaves_what_it_carries_to_its_host(faults: Faults) -> None:
+def test_a_fenced_worker_leaves_what_it_carries_to_its_host(faults: Faults) -> None:
     """The scheduler missed it, and the workers of its host did not: they are more patient."""
     with faults.job(3, 1) as made:
         first, second, other = on_command(made, "continue", KVSTORE_DEAD_AFTER="60")
         answer(second, "push")
-        answer(first, "push")  # comes last, so it carries
+        answer(first, "push")  # is last, so it carries
         for worker in (first, second):
             say(worker, "pull")  # which waits for the other host
         first.signal(signal.SIGSTOP)
@@ -335,7 +335,7 @@ def test_a_wait_for_ones_host_misses_the_scheduler(faults: Faults) -> None:
 
 
 def test_reads_after_another_has_missed_the_scheduler(faults: Faults) -> None:
-    """Who hears of it by the carrier of its round finds out itself before it reads."""
+    """A worker that learns of it by the carrier of its round detects the loss itself before it reads."""
     with faults.job(3, 1, KVSTORE_TIMEOUT=pace.variable(100)) as made:
         first, second, _ = on_command(made, "raise")
         answer(first, "push")
@@ -347,7 +347,7 @@ def test_reads_after_another_has_missed_the_scheduler(faults: Faults) -> None:
 
 
 def test_the_job_says_how_long_a_worker_may_stand_still(faults: Faults) -> None:
-    """In the memory of a host, too: a worker that stands still for less is missed by nobody."""
+    """In the memory of a host, too: a worker that stands still for less is not missed."""
     with faults.job(3, 1, KVSTORE_DEAD_AFTER="60", KVSTORE_TIMEOUT="120") as made:
         workers = start_on_hosts(made, [0, 0, 1], BODIES, "through_absences", 8)
         ready(*workers)
@@ -359,7 +359,7 @@ def test_the_job_says_how_long_a_worker_may_stand_still(faults: Faults) -> None:
         assert made.ended(20) == [0, 0]
 
 
-#: Who comes back does so in phases with one push of each key in a pass.
+#: Workers rejoin in phases with one push of each key in a pass.
 CASES: list[tuple[Callable[..., None], list[tuple[Any, ...]]]] = [
     (kill_a_worker, [(phase,) for phase in PHASES]),
     (kill_a_server, [(phase,) for phase in SERVED]),

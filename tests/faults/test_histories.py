@@ -1,6 +1,6 @@
 """Histories of jobs of real processes, some of which are killed or stopped, checked against the model.
 
-What was called and read stays in the test's folder: `*.history`.
+The calls and reads stay in the test's folder: `*.history`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check(history: History) -> None:
 
 
 def job_under(draw: random.Random, start: Started, size: int, fault: str, on_peer_loss: str) -> list[Fault]:
-    """Run a job while something happens to one of its workers, and perhaps another comes in its place."""
+    """Run a job with a fault of one worker, and perhaps another worker that replaces it."""
     workers = [start(rank, rank) for rank in range(size)]
     for worker in workers:
         worker.expect("ready")
@@ -67,7 +67,7 @@ def job_under(draw: random.Random, start: Started, size: int, fault: str, on_pee
 
 
 def has_joined(worker: jobs.Worker) -> bool:
-    """Whether a worker that came later takes part; where the job was over, it would wait for others."""
+    """Whether a worker that came later takes part; where the job was over, it would wait for the others."""
     with contextlib.suppress(AssertionError):
         worker.expect("ready", 20)
         return True
@@ -173,7 +173,7 @@ def job_of_steps(made: jobs.Job, name: str, folder: Path, seed: int) -> History:
     for worker in (*workers, lost):
         worker.finish(pace.deadline(100))
     events = events_of(folder)
-    if lost is workers[victim]:  # what it has called last is all that it tells of its end
+    if lost is workers[victim]:  # its last call is the only record of its end
         killed = max(one.called for one in events if one.slot == victim)
     fault = Fault("killed", "worker" if lost is workers[victim] else "server", victim, killed)
     assert lost.code == -signal.SIGKILL, lost.errors()

@@ -1,4 +1,4 @@
-"""What the processes of a job have said, said again by somebody who has recorded it."""
+"""The data that the processes of a job have sent, replayed by an attacker that has recorded it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from faults.faulty_jobs import (
 from faults.proxy import Proxy
 from launched import until
 
-HANDSHAKE = 5  # pieces of a connection that wait for an answer, as those who said them did
+HANDSHAKE = 5  # pieces of a connection that wait for a reply, as their senders did
 FAR = {"KVSTORE_SAME_HOST_SHM": "0", "KVSTORE_TIMEOUT": "100"}
 ROLES = {"server": "behind", "scheduler": "scheduler_behind"}
 
 
 class Recorder(Proxy):
-    """Passes everything on, and keeps what came over each connection, in pieces."""
+    """Forwards all data, and keeps the data of each connection, in pieces."""
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -65,7 +65,7 @@ def say_again(pieces: Sequence[bytes], target: str) -> None:
 
 
 class Recorded:
-    """A job of two workers, which train until they are told to stop, each sum checked; a context."""
+    """A job of two workers, which train until the test stops them, each sum checked; a context."""
 
     def __init__(self, made: Faults, keys: dict[str, str], **variables: str) -> None:
         self.job = made.job(2, 1, keys=keys, **ROLES, **FAR, **variables)
@@ -95,11 +95,11 @@ class Recorded:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nobody had to connect again."""
+        """Whether no process had to connect again."""
         return self._connections() == self.connections
 
     def recorded(self) -> list[list[list[bytes]]]:
-        """Return what was said so far to the scheduler, its echo, the server, its streams; by connection."""
+        """Return the data sent so far to the scheduler, its echo, the server, its streams; by connection."""
         return [[list(pieces) for pieces in proxy.said] for proxy in self.behind.proxies]
 
     def replace_worker(self) -> None:
@@ -108,7 +108,7 @@ class Recorded:
         self.workers[1].expect("working", 30)
 
     def hear(self, said: list[list[list[bytes]]]) -> None:
-        """Be told again what the processes of a job have said, at the same addresses."""
+        """Replay the recorded data of a job's processes, at the same addresses."""
         told = [
             (pieces, proxy.target)
             for proxy, texts in zip(self.behind.proxies, said, strict=True)
@@ -118,7 +118,7 @@ class Recorded:
             list(pool.map(say_again, *zip(*told, strict=True)))
 
     def end(self) -> None:
-        """Let it end well, with nothing kept of what was said again."""
+        """Let it end well, with no effect of the replayed data."""
         until(lambda: strangers.have_closed([one.pid for one in self._roles], self._files))
         for one, before in zip(self._roles, self._size, strict=True):
             assert strangers.memory(one.pid) - before < 32
@@ -136,7 +136,7 @@ class Recorded:
 
 @pytest.mark.parametrize("secured", [False, True])
 def test_what_is_said_again_counts_once(faults: Faults, secured: bool) -> None:
-    """To another job, and with keys to the job itself while it trains: nobody even has to connect again.
+    """To another job, and with keys to the job itself while it trains: no process even has to connect again.
 
     Without keys connections of that job are lost, and perhaps the job.
     """

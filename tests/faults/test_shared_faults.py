@@ -1,6 +1,6 @@
 """Workers of a shared store that are killed, stopped, starved, forked and interrupted.
 
-Nobody may hang, no value may be wrong, and nothing may be left behind.
+No process may hang, no value may be wrong, and no process or file may remain.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MakeJob = Callable[..., Job]
 
 
 def kill_one(job: MakeJob, folder: Path, seed: int) -> None:
-    """Kill a worker at an instant that the seed decides, and look at what the others have."""
+    """Kill a worker at an instant that the seed decides, and check the values of the others."""
     draw = random.Random(seed)
     size = draw.choice([2, 3, 3, 4])
     made, victim = job(size), draw.randrange(size)
@@ -157,7 +157,7 @@ def test_a_worker_killed_among_calls_of_several_keys(job: MakeJob, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("size", "how"), each_once([50, 40_000], ["exit", "close", "with", "join"]))
-def test_who_leaves_without_join_is_named_once(job: MakeJob, how: str, size: int) -> None:
+def test_a_worker_that_leaves_without_join_is_named_once(job: MakeJob, how: str, size: int) -> None:
     made = job(3)
     workers = made.start_all(BODIES, "leaves_early", how, size)
     for worker in workers:
@@ -178,7 +178,7 @@ def test_who_leaves_without_join_is_named_once(job: MakeJob, how: str, size: int
     "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 200))]
 )
 @pytest.mark.timeout(400)
-def test_nobody_is_named_at_an_ordinary_end(job: MakeJob, seed: int) -> None:
+def test_no_worker_is_named_at_an_ordinary_end(job: MakeJob, seed: int) -> None:
     made = job(random.Random(seed).choice([2, 3, 4]))
     made.start_all(BODIES, "ends_in_its_own_time", seed, KVSTORE_TIMEOUT="150")
     assert made.results(300) == [[]] * made.size
@@ -247,7 +247,7 @@ def test_a_table_grows_on_without_the_dead_and_with_them_again(job: MakeJob, bac
 
 
 @pytest.mark.parametrize("told", [[], [0], [0, 1]])
-def test_nobody_takes_the_place_of_the_lost_where_a_loss_is_an_error(job: MakeJob, told: list[int]) -> None:
+def test_no_worker_replaces_the_lost_where_a_loss_is_an_error(job: MakeJob, told: list[int]) -> None:
     made = job(3)
     workers = [made.start(BODIES, "computes_meanwhile", rank in told, rank=rank) for rank in range(3)]
     for worker in workers:
@@ -295,7 +295,7 @@ def test_a_worker_that_ends_badly_is_lost(job: MakeJob, how: str) -> None:
         assert worker.result() - ended < pace.seconds(IN_TIME)
 
 
-def test_who_leaves_judges_nobody_and_extends_no_file(job: MakeJob, tmp_path: Path) -> None:
+def test_a_leaving_worker_judges_no_other_and_extends_no_file(job: MakeJob, tmp_path: Path) -> None:
     made = job(3)
     leaver, *others = made.start_all(BODIES, "leaves_as_a_thread_waits", str(tmp_path))
     assert leaver.finish(pace.deadline(60)) == 0, leaver.errors()
@@ -312,7 +312,7 @@ def test_a_worker_that_ends_well_is_not_missed(job: MakeJob, rank: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "closes"])
-def test_who_was_to_make_a_key_is_gone_while_others_wait_for_it(job: MakeJob, how: str) -> None:
+def test_the_initializer_of_a_key_is_gone_while_others_wait_for_it(job: MakeJob, how: str) -> None:
     made = job(3)
     first, *others = made.start_all(BODIES, "waits_for_a_key", how)
     for worker in others:
@@ -375,7 +375,7 @@ def test_a_store_that_cannot_be_made_is_an_error(job: MakeJob, function: str) ->
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_the_wait_for_one_who_stays_within_the_lock_has_an_end(job: MakeJob, lost: bool) -> None:
+def test_the_wait_for_a_worker_that_stays_within_the_lock_has_an_end(job: MakeJob, lost: bool) -> None:
     made = job(3 if lost else 2)
     waiting, holder, *victims = made.start_all(BODIES, "holds_the_lock", lost)
     for victim in victims:
@@ -487,7 +487,7 @@ def interrupted_push(made: Job, *body: object) -> list[Any]:
 @pytest.mark.parametrize("size", [100, 40_000])
 @pytest.mark.parametrize("then", ["view", "pushpull"])
 def test_ctrl_c_between_the_opening_of_a_round_and_its_update(job: MakeJob, size: int, then: str) -> None:
-    """Whatever the worker calls next carries the update out; before, all waited to their deadlines."""
+    """The next call of the worker carries the update out; before, all waited to their deadlines."""
     assert interrupted_push(job(2), "interrupted_as_it_opens", size, then) == [[4.0, 6.0]] * 2
 
 
@@ -562,10 +562,10 @@ def test_a_worker_that_is_stopped_is_lost_and_fenced_when_it_wakes(job: MakeJob,
 
 
 @pytest.mark.parametrize(("where", "loss"), each_once(["updater", "rows", "lock"], ["raise", "continue"]))
-def test_who_is_stopped_at_work_on_what_others_read_writes_no_more(
+def test_a_worker_stopped_at_work_on_what_others_read_writes_no_more(
     job: MakeJob, where: str, loss: str
 ) -> None:
-    """It is ended: each update is made once, whatever it was at when it was stopped."""
+    """It is killed: each update is made once, at any point of the stop."""
     made = job(3)
     *others, one = made.start_all(BODIES, "stopped_at_work", where, loss)
     for worker in others:
@@ -576,7 +576,7 @@ def test_who_is_stopped_at_work_on_what_others_read_writes_no_more(
         worker.say("go")
     for worker in others:
         worker.expect("read")
-    one.signal(signal.SIGCONT)  # it is gone, or goes on
+    one.signal(signal.SIGCONT)  # it is dead, or continues
     assert one.finish(pace.deadline(20)) == -signal.SIGKILL, one.errors()
     for worker in others:
         worker.say("go")
@@ -586,7 +586,7 @@ def test_who_is_stopped_at_work_on_what_others_read_writes_no_more(
 
 
 @pytest.mark.parametrize("rows", [False, True])
-def test_who_was_stopped_within_a_call_gets_no_value_of_the_others(job: MakeJob, rows: bool) -> None:
+def test_a_worker_stopped_within_a_call_gets_no_value_of_the_others(job: MakeJob, rows: bool) -> None:
     """Its round is complete when it wakes up, and the value is of a later one."""
     made = job(2)
     first, second = made.start_all(BODIES, "stopped_within_a_call", rows)
@@ -601,7 +601,7 @@ def test_who_was_stopped_within_a_call_gets_no_value_of_the_others(job: MakeJob,
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("size", [2, 4])
-def test_nobody_is_lost_if_all_stand_still(job: MakeJob, size: int) -> None:
+def test_no_worker_is_lost_if_all_stand_still(job: MakeJob, size: int) -> None:
     """As on a virtual machine that is stopped, or one that is moved to another host."""
     made = job(size)
     workers = made.start_all(BODIES, "stands_still", 2000)

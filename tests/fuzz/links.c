@@ -1,8 +1,8 @@
-/* Messages with faults, and everything that may go away meanwhile, at a server's links: for the sanitizers.
+/* Messages with faults, and ends of anything at any time, at a server's links: for the sanitizers.
  *
  *     links SEED COUNT
  *
- * Three workers send to one server over pairs of sockets; Python's part is played by `work_off`. What is answered must be
+ * Three workers send to one server over pairs of sockets; Python's part is played by `work_off`. Replies must be
  * for the worker that reads it, and well formed. Memory fails now and then. */
 #include <fcntl.h>
 #include <stdio.h>
@@ -207,7 +207,7 @@ static void answer_all(void)
     release();
 }
 
-/* What the machine does with what was left. */
+/* The machine's handling of the remaining requests. */
 static void work_off(void)
 {
     while (effects.touched || effects.jobs) {
@@ -261,7 +261,7 @@ static void check_rows(const kp_part *part)
     CHECK(part->rows >= of_rows->data && nbytes <= of_rows->nbytes - (uint64_t)(part->rows - of_rows->data));
 }
 
-/* The sanitizers see only what is read, and not that it is another's. */
+/* The sanitizers detect only reads, and not that the memory is another worker's. */
 static void check_parts(void)
 {
     for (int i = 0; i < SLICES; i++)
@@ -359,7 +359,7 @@ static void replace(worker *w)
     open_stream(w);
 }
 
-/* Have rounds, or pushes that count by themselves; nothing of the one is left in the other. */
+/* Have rounds, or pushes that count by themselves; neither leaves anything in the other. */
 static void turn_mode(void)
 {
     work_off();
@@ -374,7 +374,7 @@ static void turn_mode(void)
     members.usual = !members.at_once;
 }
 
-/* What has been answered must be for this worker, with numbers that fit its frames. */
+/* Replies must be for this worker, with numbers that fit its frames. */
 static void check_answers(worker *w)
 {
     int before = failing;
@@ -597,7 +597,7 @@ static void send_draft(worker *w, const draft *d)
     for (uint32_t i = 0; i < d->n; i++)
         total += head[1 + i] = d->sizes[i];
     if (any(2000) == 0)
-        head[any(1 + d->n)] = limit(); /* ends the stream, or has it wait for what never comes */
+        head[any(1 + d->n)] = limit(); /* ends the stream, or makes it wait for data that never arrives */
     if (!push_out(w, head, 8 + 8 * d->n))
         push_out(w, d->bytes, total < d->room ? total : d->room);
     sent++;
@@ -644,7 +644,7 @@ static void change(void)
     case 2:
         close_stream(w);
         break;
-    case 3: /* the value goes while it may be on its way */
+    case 3: /* the value is freed while it may be in flight */
         for (int room = 0; room < 2; room++)
             kp_free_value_buffer(&values[i].buffers[room]);
         values[i].current = 0;

@@ -33,7 +33,7 @@ def changed(frames: list[bytes], chance: random.Random) -> list[bytes]:
 
 
 def _some(frames: list[bytearray], chance: random.Random) -> bytearray:
-    """Most often the first frame: the others are payloads, of which nobody reads a byte."""
+    """Most often the first frame: the other frames are payloads, whose bytes are not read."""
     return (frames[0] if chance.random() < 0.8 else chance.choice(frames)) if frames else bytearray()
 
 
@@ -80,7 +80,7 @@ def more_frames(frames: list[bytearray], chance: random.Random) -> None:
 
 
 def nested(frames: list[bytearray], chance: random.Random) -> None:
-    """MessagePack in MessagePack, and lengths of what never comes."""
+    """MessagePack in MessagePack, and lengths of absent data."""
     frame = _some(frames, chance)
     at = chance.randrange(len(frame) + 1)
     piece = chance.choice(

@@ -1,4 +1,4 @@
-"""Files with faults: a file is read as a whole or refused with an error of ours, and what was there stays.
+"""Files with faults: a file is read as a whole or refused with an error of ours, and the old state stays.
 
 Each bit of a small file of each kind is flipped; faults of other kinds are drawn.
 
@@ -99,7 +99,7 @@ def timeline(folder: Path) -> tuple[Path, Read]:
 
 
 def cubin(folder: Path) -> tuple[Path, Read]:
-    """What is not whole counts as absent, and is compiled again."""
+    """An incomplete file counts as absent, and is compiled again."""
     (folder / "file").write_bytes(Cubin("sum", "sm_90", "entry", b"code", registers=3).to_bytes())
 
     def read(path: Path) -> None:
@@ -177,7 +177,7 @@ def refuses(path: Path, good: bytes, bit: int, read: Read) -> bool:
 
 
 def test_a_bit_that_flips_in_a_file_of_hosts_is_another_text_or_refused(tmp_path: Path) -> None:
-    """People write these files, without checksums: what is read is what the text says."""
+    """People write these files, without checksums: the result is as the text says."""
     path, _ = hosts(tmp_path)
     good = path.read_bytes()
     for bit in range(8 * len(good)):

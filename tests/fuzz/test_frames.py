@@ -1,4 +1,4 @@
-"""Frames with faults: whatever comes in, a message comes out or a ProtocolError, soon and in little memory.
+"""Frames with faults: for any input the result is a message or a ProtocolError, soon and in little memory.
 
 `KVSTORE_FUZZ_SEED` takes up the seed that a failure prints.
 """
@@ -67,7 +67,7 @@ def check(count: int) -> None:
 
 
 def check_within(message: object, frames: list[bytes], told: str) -> None:
-    """What passed must be within its limits: nobody checks it again."""
+    """An accepted message must be within its limits: it is not checked again."""
     if isinstance(message, Batch):
         assert len(message.records) <= LIMITS.records, told
         sizes = [len(frame) for frame in message.frames]

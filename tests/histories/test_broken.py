@@ -1,4 +1,4 @@
-"""Histories that are broken by hand: the checker says what is wrong with each, and nothing else."""
+"""Histories that are broken by hand: the checker reports the fault of each, and nothing else."""
 
 from __future__ import annotations
 
@@ -488,7 +488,7 @@ def half_a_step_is_seen_by_another_thread(story: Story) -> None:
 
 
 def until_a_loss(story: Story, *told: int) -> None:
-    """Steps of all keys, and of some. In the last one worker 1 is killed, and others are told."""
+    """Steps of all keys, and of some. In the last one worker 1 is killed, and the others get an error."""
     story.everybody("a", "b", "c", verb="step")
     story.everybody("b", "c", verb="step")
     story.everybody("a", "c", verb="step")

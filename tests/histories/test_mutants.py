@@ -1,4 +1,4 @@
-"""The mutants fit the code as it is, the page tells of all; and some of them, to see that they are caught."""
+"""The mutants fit the code as it is, the page lists all; and some of them are run and must be caught."""
 
 from __future__ import annotations
 

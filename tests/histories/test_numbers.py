@@ -1,4 +1,4 @@
-"""Values tell exactly which pushes are in them."""
+"""Values show exactly which pushes are in them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_call_is_recorded_before_and_after_it(tmp_path: Path) -> None:
 
 
 def test_a_step_is_recorded_when_its_block_ends(tmp_path: Path) -> None:
-    """Reads of what is pushed in it come after it, others at once; an exception leaves nothing pushed."""
+    """Reads of pushed keys are made after the block, others at once; an exception leaves nothing pushed."""
     path, numbers = tmp_path / "log", {"a": Numbers(1), "b": Numbers(1), "c": Numbers(1)}
     with kv.create("local", processes=1) as store:
         recorded = RecordedStore(store, path, numbers, 0)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 
 def in_rounds(draw: random.Random, keeps: str, fault: str, on_peer_loss: str) -> Story:
-    """Run workers in random order: each pushes at most two rounds ahead, and reads what is complete."""
+    """Run workers in random order: each pushes at most two rounds ahead, and reads complete rounds."""
     workers, last = draw.choice((2, 3, 4)), draw.randint(1, 8)
     story = Story(workers, keeps=keeps, on_peer_loss=on_peer_loss)
     pushed, joined, lost = Counter[int](), set[int](), set[int]()
@@ -118,7 +118,7 @@ def test_a_process_that_came_back(seed: int) -> None:
 def test_a_process_that_came_back_when_all_others_were_about_to_leave(
     keeps: str, before: int, alone: int, meets: bool
 ) -> None:
-    """It is in their last round, or comes after it."""
+    """It is in their last round, or follows it."""
     story = Story(2, keeps=keeps, on_peer_loss="continue")
     there: dict[int, int] = {}
 
@@ -158,7 +158,7 @@ def test_what_came_after_the_snapshot_of_a_server_may_be_lost() -> None:
 
 
 def test_what_is_read_after_a_loss_was_told_promises_nothing() -> None:
-    """It is of the last whole round, which need not have what this process has pushed."""
+    """It is of the last whole round, which need not have this process's push."""
     story = Story(3, forgotten=((-1.0, 3.0),))
     story.fault("killed", 2)
     story.fault("killed", 0, role="server")
@@ -170,7 +170,7 @@ def test_what_is_read_after_a_loss_was_told_promises_nothing() -> None:
 
 
 def test_a_process_that_came_back_into_a_round_that_failed() -> None:
-    """Its base is known, though no value has what it pushed."""
+    """Its base is known, though no value has its push."""
     bad = frozenset({("w", 0)})
     story = Story(2, on_peer_loss="continue", bases={(3, "w", 0): 1})
     story.everybody()
@@ -183,8 +183,8 @@ def test_a_process_that_came_back_into_a_round_that_failed() -> None:
     assert violations(story.history()) == []
 
 
-def test_a_process_that_came_back_and_met_nobody() -> None:
-    """It begins in each slice after what the one before it has left there."""
+def test_a_process_that_rejoined_and_met_no_other() -> None:
+    """It begins in each slice after the last round of the process before it."""
     story = Story(2, on_peer_loss="continue", bases={(3, "w", 0): 2, (3, "w", 1): 1})
     story.everybody()
     story.call(0, "join")
@@ -196,7 +196,7 @@ def test_a_process_that_came_back_and_met_nobody() -> None:
 
 
 def in_steps(draw: random.Random, keeps: str) -> Story:
-    """Steps of some keys each, until one is killed in the last: nobody reads it, or all do."""
+    """Steps of some keys each, until a worker is killed in the last: no read has it, or all have."""
     workers, keys = draw.choice((2, 3)), ("a", "b", "c")
     story, rounds = Story(workers, keeps=keeps), Counter[str]()
 
@@ -230,7 +230,7 @@ def test_steps(keeps: str, seed: int) -> None:
 
 
 def test_reads_may_be_a_step_apart_until_all_know_of_a_loss() -> None:
-    """What one of them has begun can still end, also when another has read without it."""
+    """A step that one of them has begun can still end, also when another has read without it."""
     story = Story(3)
     story.everybody("a", "b", verb="step")
     story.push(2, "a", "b", verb="step")
@@ -244,8 +244,8 @@ def test_reads_may_be_a_step_apart_until_all_know_of_a_loss() -> None:
 
 
 @pytest.mark.parametrize("verb", ["push", "step"])
-def test_keys_may_be_a_round_apart_for_who_has_joined(verb: str) -> None:
-    """It does not know what others have pushed together since."""
+def test_keys_may_be_a_round_apart_for_a_joined_worker(verb: str) -> None:
+    """It does not know which keys the others have pushed together since."""
     story = Story(2)
     story.everybody("a", "b", verb=verb)
     story.call(0, "join")

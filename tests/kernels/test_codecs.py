@@ -50,7 +50,7 @@ def packed_bits(codes: Array, width: int) -> Array:
 
 
 def encode(code: int, t: np.float32, g: Array, r: Array) -> tuple[Array, Array, Array]:
-    """What is packed, what is left, and what the packed form stands for."""
+    """The packed words, the residual, and the decoded values."""
     with np.errstate(all="ignore"):
         x = r + g
         if code == TWO:
@@ -85,7 +85,7 @@ def level(request: pytest.FixtureRequest, kernel_settings: None) -> str:
     return str(request.param)
 
 
-# ------------------------------------------------------------------------------------------ what was recorded
+# ------------------------------------------------------------------------------------------ recorded values
 
 
 def test_the_words_residuals_and_values_that_mxnet_makes(golden: Callable[[str], Any], level: str) -> None:

@@ -136,7 +136,7 @@ def test_rows_are_kept_in_an_array_that_has_room_for_them() -> None:
     assert (weight == 1).all()
 
 
-def test_rows_that_nobody_has_are_zero() -> None:
+def test_rows_that_no_source_has_are_zero() -> None:
     dst = np.full((2, 3), 7, np.float32)
     cpu.reduce_rows([np.ones((1, 3), np.float32)], [np.array([-1, 0])], dst)
     assert dst.tolist() == [[0, 0, 0], [1, 1, 1]]

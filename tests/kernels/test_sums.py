@@ -1,4 +1,4 @@
-"""k-way sums: the bits of NumPy's sum from left to right, whatever the size, place, level and threads."""
+"""k-way sums: the bits of NumPy's sum from left to right, for any size, place, level and thread count."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_casts_round_to_nearest_even(name: str, level: str) -> None:
     with knobs(level=level), np.errstate(all="ignore"):
         cpu.cast(every, wide)
         assert_same_bits(wide, every.astype(np.float32))
-        # Every number, the middles between neighbours, and what lies just beside the middles.
+        # Every number, the middles between neighbours, and the numbers next to the middles.
         middles = (wide[:-1].astype(np.float64) + wide[1:]) / 2
         near = middles.astype(np.float32)
         cases = np.concatenate(
@@ -251,7 +251,7 @@ def test_zero_threads_are_all_cores() -> None:
         assert cpu.threads() >= 1
 
 
-def test_more_threads_than_anybody_has() -> None:
+def test_more_threads_than_any_machine_has() -> None:
     values = [draw("float32", 300_000, i) for i in range(2)]
     dst = np.empty_like(values[0])
     with knobs(threads=64):

@@ -1,4 +1,4 @@
-"""Fused updates: sum, rule and handing out in one pass give what they give one after the other."""
+"""Fused updates: sum, rule and copies in one pass give the same as one after the other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ADAM = (0.05, 0.03, 0.25, 0.3, 0.8, 0.999, 1e-4)
 def run(name: str, n: int, k: int, offset: int, master: bool, moves: bool = False) -> list[np.ndarray]:
     """Three fused updates with Adam; returns weight, states, master and outs.
 
-    With `moves` each writes the weight elsewhere, and the one before stays as it was.
+    With `moves` each writes the weight elsewhere, and the old weight stays unchanged.
     """
     inner = "float32" if master else name
     weight = placed(draw(name, n, 1), offset)

@@ -1,4 +1,4 @@
-"""A job that must be gone after the test, whatever the test did to it."""
+"""A job that must have ended after each test."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A stand-in for srun: sets the variables of Slurm as its manual has them, for tasks of this machine.
 
 ``stand_in_for_srun.py NODELIST TASKS-PER-NODE COMMAND...`` runs the tasks of two nodes. The first task that
-fails ends the others, as with --kill-on-bad-exit. Slurm itself is not here, nor are several nodes.
+fails ends the other tasks, as with --kill-on-bad-exit. Slurm itself is not here, nor are several nodes.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Whom a job's end is laid on, with real workers, servers and schedulers: the one whose own error it was."""
+"""The cause of a job's end, with real workers, servers and schedulers: the process with its own error."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ raise RuntimeError(f"the very error of {RANK}")
 """
 
 
-def test_nobody_is_started_again_for_servers_that_have_left(job: Job) -> None:
+def test_no_process_is_restarted_for_servers_that_have_left(job: Job) -> None:
     process = job.run("-n", "2", "-s", "1", "--restarts", "3", text=TOGETHER)
     _, err = process.communicate(timeout=pace.seconds(100))
     assert b"[server 0] Error: all workers are lost" in err, err

@@ -1,4 +1,4 @@
-"""The command line: what it prints, and how it ends on an error."""
+"""The command line: its output, and its exit on an error."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def command(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 def test_processes_and_servers_of_its_own_end_with_the_bits_of_as_many_replicas(tmp_path: Path) -> None:
     epochs = ["--epochs", "1"]
     alone, together = (command(tmp_path, *epochs, *more) for more in ([], ["-n", "4"]))
-    # A worker's own sum comes first: 2 of 2 add up in another order.
+    # A worker's own sum is first: 2 of 2 add up in another order.
     done = [
         alone,
         command(tmp_path, *epochs, "-n", "4", "--store", "dist_sync"),
@@ -120,7 +120,7 @@ def test_time_that_another_worker_takes_is_told_from_the_pull(tmp_path: Path) ->
         command, cwd=tmp_path, capture_output=True, text=True, timeout=pace.seconds(100), check=True
     )
     seconds = json.loads(done.stdout)
-    assert seconds["waiting for others"] > 1  # of the 2 that the other one sleeps
+    assert seconds["waiting for others"] > 1  # of the 2 that the other worker sleeps
     assert seconds["pull"] < seconds["waiting for others"]
 
 

@@ -30,7 +30,7 @@ print(store.rank, store.num_workers, *out, flush=True)
 
 
 def sums(output: bytes, workers: int, mark: bool = True) -> list[bytes]:
-    """What the workers print."""
+    """The output of the workers."""
     total = workers * (workers + 1) / 2
     lines = (b"%d %d %.1f %.1f %.1f" % (rank, workers, total, total, total) for rank in range(workers))
     return [b"[%d] %s" % (rank, line) if mark else line for rank, line in enumerate(lines)]

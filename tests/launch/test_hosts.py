@@ -486,7 +486,7 @@ while True: print("y" * 1000)
         until(lambda: far.said("ready", 0, 1))
         time.sleep(0.5)
         (far.folder / "go-0").touch()
-        until(lambda: far.pid("ready", 0) not in far.alive())  # nobody reads, and yet it is ended
+        until(lambda: far.pid("ready", 0) not in far.alive())  # no process reads, and yet it is ended
         assert finish(process)[0] == 6
 
 
@@ -606,7 +606,7 @@ def test_an_agent_that_hears_nothing_ends_all(job: Job, side: AgentProcess) -> N
         time.sleep(silence / 4)
         side.say(m.KeepAlive())
     assert job.alive()
-    assert side.hear(m.Ended).code < 0  # half a minute before anybody would miss it
+    assert side.hear(m.Ended).code < 0  # half a minute before a process would miss it
     assert side.hear(m.Gone).number == 1
     assert side.process.wait(30) == 0
 

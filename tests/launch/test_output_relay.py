@@ -1,4 +1,4 @@
-"""The relay of output: what is ready, and what becomes of it meanwhile."""
+"""The relay of output: ready lines, and their handling at an end."""
 
 from __future__ import annotations
 

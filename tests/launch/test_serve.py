@@ -28,7 +28,7 @@ def invoke(*arguments: str, **variables: str | None) -> Result:
 
 
 class Loop:
-    """Stands for a loop: notes what it is called with."""
+    """Stands for a loop: records its arguments."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Roles, PsConfig]] = []

@@ -72,7 +72,7 @@ def report():
     os.write(descriptor, address.encode() + b"\\n")
     os.close(descriptor)
 """
-#: They stay until they are told to end.
+#: They stay until the launcher ends them.
 STAY = """
 if ROLE == "scheduler":
     report()
@@ -121,7 +121,7 @@ def finish(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
     return process.returncode, out, err
 
 
-# ---------------------------------------------------------------------------------------- what they are told
+# ------------------------------------------------------------------------------------------ their variables
 
 
 TELL = "tell()\n" + STAY
@@ -223,13 +223,13 @@ def test_output_says_where_it_comes_from(servers: Servers) -> None:
     code, out, _ = finish(servers.run(service, 'wait_for_all(); print("hello")'))
     marks = (b"scheduler", b"server 0", b"server 1", b"0", b"1")
     assert (code, sorted(out.splitlines())) == (0, sorted(b"[%s] hello" % mark for mark in marks))
-    for old in servers.folder.glob("ready-*"):  # or the workers of the second job would wait for nobody
+    for old in servers.folder.glob("ready-*"):  # else workers of the second job wait for a dead server
         old.unlink()
     code, out, _ = finish(servers.run(service, 'wait_for_all(); print("hello")', prefix=False))
     assert (code, out) == (0, b"hello\n" * 5)
 
 
-def test_nobody_starts_before_the_scheduler_says_where_it_is(servers: Servers) -> None:
+def test_no_process_starts_before_the_scheduler_says_where_it_is(servers: Servers) -> None:
     service = """
 say("started")
 if ROLE == "scheduler":
@@ -563,7 +563,7 @@ say("held", json.dumps([name for name in held if "kvstore-keys" in name]))
         assert len(json.loads(servers.text("held", name))) == 1
 
 
-def test_keys_cannot_be_changed_by_whoever_reads_them(servers: Servers) -> None:
+def test_keys_cannot_be_changed_by_their_readers(servers: Servers) -> None:
     change = """
 try:
     os.pwrite(int(os.environ["KVSTORE_KEYS_FD"]), b"x", 0)

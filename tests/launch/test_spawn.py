@@ -1,4 +1,4 @@
-"""`kvstore.spawn` with real processes: what they see, how failures come back, and how all of them end."""
+"""`kvstore.spawn` with real processes: their variables, the reports of failures, and their end."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ except kv.WorkerError as error:
             ["rank 1 failed with exit code 1", "in fn", "ValueError: bad batch"],
         ),
         ("raise ValueError('x' * 200_000)", 1, ["rank 1 failed with exit code 1", "xxx"]),
-        # Its UTF-8 is larger than a pipe, and the cut goes through a character.
+        # Its UTF-8 is larger than a pipe, and the cut is inside a character.
         (r"raise ValueError('\u6f22' * 200_000)", 1, ["rank 1 failed with exit code 1", ":\n\u6f22"]),
         ("sys.exit(7)", 7, ["rank 1 failed with exit code 7"]),
         ("os._exit(7)", 7, ["rank 1 failed with exit code 7"]),
@@ -141,7 +141,7 @@ def test_a_process_that_ignores_sigterm_is_killed(job: Job) -> None:
     assert (status, out.splitlines()[0]) == (0, "1 2")
 
 
-def test_nobody_is_left_when_the_call_returns(job: Job) -> None:
+def test_no_process_is_left_when_the_call_returns(job: Job) -> None:
     call = CATCH + "\nimport multiprocessing\nassert multiprocessing.active_children() == []"
     status, _, err = finish(script(job, FAILURE.format(how="sys.exit(2)", rest="forever()"), call))
     assert (status, err) == (0, "")

@@ -1,8 +1,8 @@
-"""Apply each mutant to a copy of the tree, and see what it is caught by.
+"""Apply each mutant to a copy of the tree, and report which run catches it.
 
     python -m mutants [--only WORD] [--python] [--seconds 60] [--side-by-side 2] [--write]
 
-Run it in `tests`. It takes some seconds for each: what is in C is built alone, without optimization. Ends
+Run it in `tests`. It takes some seconds for each: a C module is built alone, without optimization. Ends
 with 1 if one survives.
 """
 
@@ -26,8 +26,8 @@ from .table.mutant import PROCESSES, PROGRAMS, SIMULATED
 PAGE = ROOT / "docs/reference/mutants.md"
 HEAD = """# Mutants
 
-What tests are worth shows when the code is wrong. Each row is a small change of the code that breaks a
-promise of [Stores](../stores.md), and what sees it: the history of a job in the simulator, whose own checks
+Tests show their worth when the code is wrong. Each row is a small change of the code that breaks a
+promise of [Stores](../stores.md), and its detector: the history of a job in the simulator, whose own checks
 are off, or of real processes, judged by a model that knows nothing of the code
 ([decision 0029](../decisions/0029-histories.md)); or, where histories do not show it, a test, or a random
 program that is compared with one process. Written by `python -m mutants --write`, run in `tests`.
@@ -35,7 +35,7 @@ program that is compared with one process. Written by `python -m mutants --write
 """
 PLAYED = ["-m", "programs", "--seeds", "0:60", "--first", "--whole"]
 PYTEST = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-TABLE = "| group | file | what is broken | caught by |\n|---|---|---|---|"
+TABLE = "| group | file | fault | caught by |\n|---|---|---|---|"
 
 
 def caught(tree: Path, mutant: Mutant, seconds: float) -> str:
@@ -154,7 +154,7 @@ def summary(chosen: list[Mutant], told: list[str]) -> str:
 
 
 @click.command()
-@click.option("--only", default="", help="a part of the group, the file, or what is broken")
+@click.option("--only", default="", help="a part of the group, the file, or the fault")
 @click.option("--python", is_flag=True, help="only those that need no build")
 @click.option("--seconds", default=60.0, help="at most, for the jobs of the simulator")
 @click.option("--side-by-side", default=1, help="how many at a time")

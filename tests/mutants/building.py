@@ -23,7 +23,7 @@ SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
 def copied(folder: Path) -> Path:
-    """Copy what is needed."""
+    """Copy the required files."""
     for name in FOLDERS:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, symlinks=True)
@@ -33,7 +33,7 @@ def copied(folder: Path) -> Path:
 
 
 def run(tree: Path, *arguments: str, seconds: float) -> tuple[int, str]:
-    """Run Python in the copy; return its exit code, 124 if it hangs, and what it has written."""
+    """Run Python in the copy; return its exit code, 124 if it hangs, and its output."""
     where = os.pathsep.join([str(tree), str(tree / "tests"), str(tree / "tests/support")])
     environment = {**os.environ, "PYTHONPATH": where, "PYTHONDONTWRITEBYTECODE": "1"}
     with subprocess.Popen(
@@ -71,7 +71,7 @@ class Extension:
         self._kept = self._module.with_suffix(".kept")
 
     def build(self) -> None:
-        """Build it in place, without optimization; what was there is kept."""
+        """Build it in place, without optimization; the earlier file is kept."""
         self._module.rename(self._kept)
         if not self._made.exists():
             include = ["-I", str(self._folder), "-I", str(self._tree / "kernels")]

@@ -25,7 +25,7 @@ class Former(NamedTuple):
 FORMER = [
     Former(
         "8209f62",
-        "who comes to a store whose others were turned away starts it alone",
+        "a worker that enters a store whose others were refused starts it alone",
         SCHEDULER + "stores.py",
         "            outgoing.refuse(peer, failure)\n        store.members.clear()\n",
         "            outgoing.refuse(peer, failure)\n",
@@ -34,15 +34,15 @@ FORMER = [
     ),
     Former(
         "4abc7a5",
-        "the waiting pull of a lost worker is told of a failed round in the place of who has its rank",
+        "the waiting pull of a lost worker gets the failed round of its successor",
         SERVER + "store_machine.py",
         "self.requests.leave(self.sessions.close(rank))",
         "self.sessions.close(rank)",
-        why_not="what was told of a failed round is in no history",
+        why_not="reports of a failed round are in no history",
     ),
     Former(
         "0ffafac",
-        "who was lost after it had left a store that raises comes back to it",
+        "a worker lost after it had left a store that raises rejoins it",
         SCHEDULER + "stores.py",
         "lost = [process.rank] if store.started else self._assignment.ranks(State.LOST)",
         "lost = self._assignment.ranks(State.LOST)",
@@ -50,7 +50,7 @@ FORMER = [
     ),
     Former(
         "9faab8d",
-        "who has just begun says where it is before it knows its rounds",
+        "a new worker says where it is before it knows its rounds",
         MACHINE + "machine.py",
         "if any(link.join_epoch < self.member.join_epoch for link in self._servers.all()):",
         "if False:",
@@ -58,7 +58,7 @@ FORMER = [
     ),
     Former(
         "20aa1d9",
-        "who takes a rank begins in rounds for which its predecessor has left parts",
+        "a worker begins in rounds for which its predecessor has left parts",
         SERVER + "round_members.py",
         "            rounds.lose({rank}, last)  #",
         "            #",
@@ -74,7 +74,7 @@ FORMER = [
     ),
     Former(
         "a4c629f",
-        "what was pushed in an epoch that a server does not know yet is taken at once",
+        "a push in an epoch that a server does not know yet is accepted at once",
         SERVER + "machine.py",
         "        if batch.epoch > store.members.epoch:",
         "        if False:",
@@ -83,7 +83,7 @@ FORMER = [
     ),
     Former(
         "2ba327f",
-        "who comes back in the middle of the others' pass waits for them, and they for it",
+        "a worker that rejoins in the others' pass waits for them, and they for it",
         SERVER + "round_members.py",
         "- set(view.resting) - self.rejoining",
         "- set(view.resting)",
@@ -109,15 +109,15 @@ FORMER = [
     ),
     Former(
         "d8cc87b",
-        "a failed round is not told to who has pushed again since",
+        "a failed round is not reported to a worker that has pushed again since",
         SERVER + "slice_rounds.py",
         "if number <= round and rank in untold:",
         "if number == round and rank in untold:",
-        why_not="what was told of a failed round is in no history",
+        why_not="reports of a failed round are in no history",
     ),
     Former(
         "572f119",
-        "a scheduler that stood still takes everybody for lost",
+        "a scheduler that stood still declares all processes lost",
         SCHEDULER + "machine.py",
         "            self._detector.discount(now - self._stepped)\n",
         "",
@@ -129,7 +129,7 @@ FORMER = [
         SCHEDULER + "machine.py",
         "            self._admission.discount(now - self._stepped)\n",
         "",
-        why_not="who is refused has entered no store, and so has no history",
+        why_not="a refused process has entered no store, and so has no history",
     ),
     Former(
         "72a65e9",
@@ -185,7 +185,7 @@ FORMER = [
     ),
     Former(
         "72a65e9",
-        "who has joined reads slices of two rounds",
+        "a joined worker reads slices of two rounds",
         WORKER + "consistent_rounds.py",
         "if round < last]",
         "if False]",
@@ -212,7 +212,7 @@ FORMER = [
     ),
     Former(
         "bbd3667",
-        "who leaves after a restart was not in the round that the restart lost",
+        "a worker that leaves after a restart was not in the round that the restart lost",
         SERVER + "slice_rounds.py",
         "max([self.round, self.skip.get(rank, 0), *there])",
         "max([self.round, *there])",
@@ -220,11 +220,11 @@ FORMER = [
     ),
     Former(
         "7ce4b40",
-        "a scheduler that was started again counts its absence as everybody's silence",
+        "a restarted scheduler counts its absence as silence of all",
         SCHEDULER + "machine.py",
         "        self._detector.resume(outgoing.now)\n",
         "",
-        why_not="its clock goes on where the journal ended, so the pause is forgiven a second time",
+        why_not="its clock continues where the journal ended, so the pause is forgiven a second time",
     ),
     Former(
         "ca90844",
@@ -253,11 +253,11 @@ FORMER = [
     ),
     Former(
         "86c019d",
-        "who was taken for dead reads rounds that went on without it",
+        "a worker declared dead reads rounds that continued without it",
         "kvstore/stores/shared/waiting.py",
         "        if self._job.check_membership() == shm.FENCED:",
         "        if False:",
-        why_not="what was copied is looked at once more since then: 88f38db",
+        why_not="the copy is checked once more since then: 88f38db",
     ),
     Former(
         "88f38db",

@@ -34,12 +34,12 @@ def told(tree: Path, former: Former) -> str:
 
 
 def last_line(text: str) -> str:
-    """Return what a program has written last."""
+    """Return the last line of a program."""
     return text.rpartition("\n")[2][:110]
 
 
 def without(tree: Path, former: Former) -> str:
-    """Return what is found without the mending."""
+    """Return the findings without the mending."""
     path = tree / former.file
     text = path.read_text()
     path.write_text(text.replace(former.old, former.new))

@@ -21,7 +21,7 @@ def without_asserts() -> None:
 
 
 def lost(draw: random.Random, noisy: Faults) -> Faults:
-    """Lose a worker, which has pushed ahead or comes back, and perhaps more."""
+    """Lose a worker, which has pushed ahead or rejoins, and perhaps more."""
     if draw.random() < 0.5:
         back, tardy = draw.random() < 0.3, draw.choice((0.0, 2.0, 4.0))
         return noisy._replace(kill_worker=True, return_worker=back, ahead=True, tardy=tardy)
@@ -30,12 +30,12 @@ def lost(draw: random.Random, noisy: Faults) -> Faults:
 
 
 def lost_in_steps(draw: random.Random, noisy: Faults) -> Faults:
-    """Lose a worker of those who push in whole steps."""
+    """Lose a worker while all push in whole steps."""
     return lost(draw, noisy)._replace(return_worker=False, steps=True)
 
 
 def returned(draw: random.Random, noisy: Faults) -> Faults:
-    """Have a server come back, whose last answers are perhaps lost."""
+    """Restart a server, whose last replies are perhaps lost."""
     return noisy._replace(kill_server=True, return_server=True, mute=draw.random() < 0.5)
 
 
@@ -44,7 +44,7 @@ def calm(draw: random.Random, noisy: Faults) -> Faults:
     return noisy
 
 
-#: What happens to the jobs of every second seed, by what a mutant touches; to the others, anything.
+#: The faults of the jobs of every second seed, by the code of a mutant; other jobs get any faults.
 KINDS = {
     "rounds": (lost, returned),
     "duplicates": (calm, returned),

@@ -1,4 +1,4 @@
-"""KVSTORE_LOG: lines of every process of a job, once each, and none that nobody asked for."""
+"""KVSTORE_LOG: lines of every process of a job, once each, and no unrequested lines."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_no_line_comes_twice_beside_handlers_of_the_application(job: Job, where:
     code, err = finish(job.start("-c", HANDLERS, where, when))
     assert code == 0, err
     told = lines(err)
-    assert len(told) == (0 if when == "before" else 1)  # ours has what came before theirs was there
+    assert len(told) == (0 if when == "before" else 1)  # ours has the lines from before theirs was set
 
 
 def test_all_loggers_of_the_library_can_be_named() -> None:
@@ -227,7 +227,7 @@ with kv.create(os.environ["STORE"]) as store:
 
 
 @pytest.mark.parametrize("kind", ["shared", "dist_sync"])
-def test_who_came_last_to_a_slow_round(job: Job, kind: str) -> None:
+def test_the_last_worker_of_a_slow_round(job: Job, kind: str) -> None:
     job.environment |= {"KVSTORE_LOG": "info", "STORE": kind}
     servers = ["-s", "1"] if kind == "dist_sync" else []
     code, err = finish(job.run("-n", "2", *servers, text=SLOW))
@@ -257,7 +257,7 @@ LAST = re.compile(
 
 
 def straggling(job: Job, seconds: float, rounds: int) -> bytes:
-    """Run a job of three workers, one of which comes so much later to each round; what it tells."""
+    """Run a job of three workers, one of which is late in each round; return its log."""
     job.environment |= {"LATE": str(seconds), "ROUNDS": str(rounds)}
     code, err = finish(job.run("-n", "3", "-s", "1", text=STRAGGLER))
     assert code == 0, err
@@ -266,7 +266,7 @@ def straggling(job: Job, seconds: float, rounds: int) -> bytes:
 
 def test_a_server_tells_of_the_worker_that_comes_last_in_most_rounds(job: Job) -> None:
     job.environment["KVSTORE_LOG"] = "info"
-    seconds = min(0.9, pace.seconds(0.06))  # the others come late, too, where processors are busy
+    seconds = min(0.9, pace.seconds(0.06))  # the others are late, too, where processors are busy
     rounds = 1 + round(4 / seconds)
     told = texts(lines(straggling(job, seconds, rounds)), "server 0")
     found = [match for match in map(LAST.fullmatch, told) if match]
@@ -277,7 +277,7 @@ def test_a_server_tells_of_the_worker_that_comes_last_in_most_rounds(job: Job) -
         assert float(match["median"]) / (1 if match["unit"] == "s" else 1000) > seconds / 2
 
 
-def test_a_server_tells_of_nobody_where_all_come_at_the_same_time(job: Job) -> None:
+def test_a_server_reports_no_straggler_where_all_arrive_at_the_same_time(job: Job) -> None:
     job.environment["KVSTORE_LOG"] = "info"
     assert b" came last by " not in straggling(job, 0.0, 40)
 

@@ -1,4 +1,4 @@
-"""Losses and returns of processes are told and counted once, however many stores they were in."""
+"""Losses and returns of processes are reported and counted once, however many stores they were in."""
 
 from __future__ import annotations
 

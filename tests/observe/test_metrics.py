@@ -44,7 +44,7 @@ DASHBOARD = Path(__file__).parents[2] / "docs/observability/grafana.json"
 
 
 def run(job: Job, *arguments: str, text: str = TRAIN) -> tuple[subprocess.Popen[bytes], Path]:
-    """Start a job whose log goes to a file."""
+    """Start a job with its log in a file."""
     path = job.folder / "stderr"
     job.environment["KVSTORE_LOG"] = "info:kvstore.metrics"
     with path.open("wb") as file:
@@ -71,7 +71,7 @@ def scraped(address: str) -> list[Metric]:
 
 
 def value(found: list[Metric], name: str, **labels: str) -> float:
-    """The one sample with these labels."""
+    """Return the only sample with these labels."""
     samples = [one for family in found for one in family.samples if one.name == name]
     (sample,) = [one for one in samples if labels.items() <= one.labels.items()]
     return float(sample.value)

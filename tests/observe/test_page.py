@@ -1,4 +1,4 @@
-"""What the page of counters of a process tells others."""
+"""The content of a process's page of counters, as other processes read it."""
 
 from __future__ import annotations
 

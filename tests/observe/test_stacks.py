@@ -1,4 +1,4 @@
-"""SIGUSR2: a process of a job says where it is, and goes on."""
+"""SIGUSR2: a process of a job prints its stacks, and continues."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ print(*set(out))
 
 
 def asked_until(process: int, number: int, file: Path, pattern: bytes) -> bytes:
-    """Send a signal, again and again, until what has been written matches."""
+    """Send a signal, repeatedly, until the output matches."""
     end = pace.deadline(PATIENCE)
     while not re.search(pattern, file.read_bytes(), re.DOTALL):
         assert time.monotonic() < end, file.read_bytes()
@@ -48,7 +48,7 @@ def asked_until(process: int, number: int, file: Path, pattern: bytes) -> bytes:
 
 
 def started(job: Job, *arguments: str, text: str) -> tuple[subprocess.Popen[bytes], Path]:
-    """Start a job whose stderr goes to a file. It loses nobody to silence, however busy the machine is."""
+    """Start a job with its stderr in a file. It loses no process to silence, also on a busy machine."""
     path = job.folder / "stderr"
     job.environment["KVSTORE_DEAD_AFTER"] = "60"
     with path.open("wb") as file:
@@ -56,7 +56,7 @@ def started(job: Job, *arguments: str, text: str) -> tuple[subprocess.Popen[byte
 
 
 def go_on(job: Job, launcher: subprocess.Popen[bytes], workers: int) -> None:
-    """Let the slow worker come, and see the job end as if nothing had been asked."""
+    """Let the slow worker arrive, and check that the job ends as usual."""
     (job.folder / "go-9").touch()
     out, _ = launcher.communicate(timeout=pace.seconds(100))
     assert launcher.returncode == 0
@@ -74,7 +74,7 @@ def go_on(job: Job, launcher: subprocess.Popen[bytes], workers: int) -> None:
         ),
     ],
 )
-def test_a_worker_that_waits_names_method_key_round_and_who_is_missing(
+def test_a_worker_that_waits_names_method_key_round_and_the_missing(
     job: Job, kind: str, servers: list[str], wait: bytes
 ) -> None:
     job.environment["STORE"] = kind
@@ -89,7 +89,7 @@ def test_a_worker_that_waits_names_method_key_round_and_who_is_missing(
 
 @pytest.fixture
 def in_foreground() -> Iterator[None]:
-    """What a shell starts in the background ignores SIGQUIT, and hands that down."""
+    """A background process of a shell ignores SIGQUIT, and so do its children."""
     before = signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGQUIT, before)
@@ -123,7 +123,7 @@ def test_processes_on_other_hosts_write_theirs_too(job: Job) -> None:
 
 
 def by_hand(job: Job, name: str, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
-    """Start a process of the parameter server whose stderr goes to a file."""
+    """Start a process of the parameter server with its stderr in a file."""
     path = job.folder / name
     with path.open("wb") as file:
         return job.start("-m", "kvstore", *arguments, stderr=file), path

@@ -1,4 +1,4 @@
-"""For whom the rounds of a server wait: who is told of, and who is not."""
+"""The workers that the rounds of a server wait for: those that are reported, and those that are not."""
 
 from __future__ import annotations
 

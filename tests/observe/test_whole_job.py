@@ -1,4 +1,4 @@
-"""A job with a slow worker, and one that is killed and comes back: log, metrics, top and timeline."""
+"""A job with a slow worker, and one that is killed and rejoins: log, metrics, top and timeline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from observation.trace_rules import broken, loaded
 from kvstore.launch.cli import main
 
 SLOW, KILLED = 1, 3
-#: Worker 3 is killed in its 11th step; when it is back, it takes part in some steps of the others.
+#: Worker 3 is killed in its 11th step; when it has rejoined, it takes part in some steps of the others.
 TRAIN = """
 import json
 import numpy as np
@@ -56,7 +56,7 @@ store.close()
 """
 
 
-#: Expressions for Prometheus, and what is known of a worker by each.
+#: Expressions for Prometheus, and the value that each gives for a worker.
 EXPRESSIONS = {
     "calls": 'kvstore_calls_total{role="worker",verb="pushpull"}',
     "waiting": 'kvstore_phase_seconds_total{role="worker",phase="waiting"}',
@@ -95,7 +95,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 
 @contextlib.contextmanager
 def scraped(job: Job) -> Iterator[Callable[[], dict[str, dict[str, float]]]]:
-    """Scrape; what is given returns what Prometheus has found at the end, by expression and rank."""
+    """Scrape; the returned function gives Prometheus's results at the end, by expression and rank."""
     if not all(PROGRAMS.values()):
         yield dict
         return
@@ -137,7 +137,7 @@ def test_all_processes_are_there_but_the_one_that_was_killed(base: sqlite3.Conne
 
 
 @pytest.mark.parametrize("kind", ["lost", "back"])
-def test_a_loss_is_an_instant_of_all_who_hear_of_it(base: sqlite3.Connection, kind: str) -> None:
+def test_a_loss_is_an_instant_of_all_notified_processes(base: sqlite3.Connection, kind: str) -> None:
     query = "SELECT DISTINCT process.name FROM event JOIN process USING (pid) WHERE cat = ? AND whom = ?"
     told = {name for (name,) in base.execute(query, (kind, f"worker {KILLED}"))}
     assert {"worker 0", "worker 1", "worker 2", "scheduler"} <= told
@@ -219,7 +219,7 @@ def test_top_tells_for_whom_servers_wait(job: Job) -> None:
 
 
 @with_prometheus
-def test_prometheus_tells_who_waits(job: Job) -> None:
+def test_prometheus_shows_the_waiting_workers(job: Job) -> None:
     found = json.loads((job.folder / "metrics.json").read_text())
     waiting = {rank: found["waiting"][str(rank)] for rank in range(3)}
     assert min(waiting, key=lambda rank: waiting[rank]) == SLOW

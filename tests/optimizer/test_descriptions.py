@@ -16,7 +16,7 @@ from kvstore.optimizer.optimizer import Optimizer
 
 
 class Keeping(Optimizer):
-    """A rule whose argument has no check; it is registered during these tests only."""
+    """A rule with an unchecked argument; it is registered during these tests only."""
 
     def __init__(self, extra: Any = None, **common: Any) -> None:
         super().__init__(**common)
@@ -80,7 +80,7 @@ def test_many_differences_are_counted() -> None:
     ),
 )
 def test_no_text_makes_it_fail(text: str, value: Any) -> None:
-    """The scheduler says it, of what has come from workers."""
+    """The scheduler raises it, for descriptions that workers have sent."""
     for one in (text, json.dumps(value), json.dumps({"name": "sgd", "config": value})):
         assert "worker 1" in descriptions.conflict(
             one, 0, json.dumps({"name": "sgd", "config": {"wd": 1}}), 1

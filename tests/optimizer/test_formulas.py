@@ -19,8 +19,8 @@ def formula(function):
     return function
 
 
-# w: weight, g: gradient after rescaling and clipping (h.raw is the one before), s: a dict that starts empty,
-# h: hyper-parameters, t: number of this update. Each returns the new weight.
+# w: weight, g: gradient after rescaling and clipping (h.raw is the gradient before), s: a dict that starts
+# empty, h: hyper-parameters, t: number of this update. Each returns the new weight.
 
 
 @formula
@@ -289,7 +289,7 @@ def test_defaults_are_those_of_mxnets_master(name):
     assert {key: config[key] for key in wanted} == wanted
 
 
-# ------------------------------------------------------------------------------- what the formulas leave out
+# -------------------------------------------------------------------------------- omissions of the formulas
 
 
 def test_sgld_is_half_a_step_and_noise():

@@ -162,7 +162,7 @@ def our_sparse(name):
     updater = opt.get_updater(optimizer)
 
     def by_rows(index, grad, weight):
-        """Do what a store does for a row-sparse key."""
+        """Do the steps of a store for a row-sparse key."""
         rule, params, master, states = updater.plan(index, weight)
         maps = [np.arange(len(grad.indices))]
         cpu.update_rows(rule, params, [grad.data], maps, grad.indices, weight, master, states)
@@ -355,7 +355,7 @@ class OldUpdater:
             state[name][rows] = array
 
 
-# Of the recording in units in the last place of the largest weight; all others bit by bit.
+# Of the recording in units in the last place of the largest weight; all other rules bit by bit.
 NOT_EXACT = {"ftml": 2, "rmsprop": 1, "rmsprop_centered": 1, "rmsprop_clipw": 1}
 
 

@@ -56,7 +56,7 @@ def test_name_must_be_a_string():
 def test_own_rule():
     @opt.register
     class Halve(opt.Optimizer):
-        """Halve the weight and keep what it was."""
+        """Halve the weight and keep the old value."""
 
         def __init__(self, share=0.5, **common):
             super().__init__(**common)

@@ -1,4 +1,4 @@
-"""Changes of settings have one order, and come to the same whichever worker is late."""
+"""Changes of settings have one order, and the same result with any worker late."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Call(NamedTuple):
 
     kind: str
     text: str
-    #: Calls in which all take part, between this one and the one before it.
+    #: Calls in which all take part, between this call and the previous one.
     passed: int
 
 
@@ -79,7 +79,7 @@ ORDERS = st.lists(st.integers(0, 2), max_size=75)
 
 
 def run(workers: list[Worker], order: list[int]) -> None:
-    """Let workers go on in this order, and in turns after it."""
+    """Let workers continue in this order, and in turns after it."""
     for rank in [*order, *(worker.rank for worker in workers for _ in worker.program)]:
         if rank < len(workers) and workers[rank].at < len(workers[rank].program):
             workers[rank].step()
@@ -193,7 +193,7 @@ def test_an_optimizer_that_is_set_late_is_not_set_again() -> None:
     log.add(0, 2, "optimizer", 2, optimizer(learning_rate=0.25))
     _, told = log.add(1, 4, "optimizer", 2, optimizer(learning_rate=0.125))
     assert config(log.newest)["learning_rate"] == 0.25
-    assert [change.settings for change in told] == [log.settings_at(2)]  # told once, with what holds
+    assert [change.settings for change in told] == [log.settings_at(2)]  # once, with valid settings
 
 
 def test_sums_have_no_settings_to_change() -> None:
@@ -219,7 +219,7 @@ def test_update_counts_are_those_of_the_last_optimizer_or_file() -> None:
     assert epochs[0] == epochs[1] < epochs[2] == epochs[3] < epochs[4] < epochs[5]
 
 
-# ------------------------------------------------------------------------------------------- what is refused
+# -------------------------------------------------------------------------------------------- refused calls
 
 
 def test_a_rate_beside_a_schedule_of_another_worker_is_refused() -> None:
@@ -335,7 +335,7 @@ def test_a_change_that_is_not_allowed_without_one_that_is_withdrawn_is_withdrawn
     assert json.loads(log.newest.text)["config"] == {**SCHEDULE, "learning_rate": 0.5, "wd": 0.5}
 
 
-# ------------------------------------------------------------------------------------------- what is dropped
+# ----------------------------------------------------------------------------------------- dropped entries
 
 
 @given(program=PROGRAMS, keep=st.integers(0, 10), passed=st.integers(0, 60))

@@ -171,7 +171,7 @@ def rates(store: kv.KVStore, keys: str) -> dict[str, float]:
 
 
 class PowersOfTwo(lr_scheduler.LRScheduler):
-    """The rate of update n is 2 to the power of -n: a sum of rates tells which they were."""
+    """The rate of update n is 2 to the power of -n: a sum of rates shows which rates were used."""
 
     def __call__(self, num_update: int) -> float:
         return float(2.0**-num_update)
@@ -206,7 +206,7 @@ def test_asynchronous_pushes_have_the_time_of_their_place(program: str, verb: st
 
 
 def test_a_push_that_is_carried_out_first_has_the_time_of_its_place() -> None:
-    """Pushes are called for as a, a, a, b; and the last of them is carried out before the others."""
+    """Pushes are called for as a, a, a, b; and the last of them is carried out first."""
     optimizer, order = create("sgd", lr_scheduler=PowersOfTwo(base_lr=1.0)), CallOrder()
     found: list[tuple[str, int]] = []
 

@@ -64,7 +64,7 @@ def test_a_plan_follows_changed_settings_and_states():
     optimizer.configure(learning_rate=2.0)
     by_plan(updater, "w", [g], w)
     assert w.tolist() == [-3.5, -3.5]
-    updater.states["w"] = np.zeros(2, np.float32)  # somebody puts another state in
+    updater.states["w"] = np.zeros(2, np.float32)  # the test puts another state in
     by_plan(updater, "w", [g], w)
     assert w.tolist() == [-5.5, -5.5]
     assert updater.states["w"].tolist() == [-2, -2]

@@ -1,4 +1,4 @@
-"""Where kvstore cannot be built or run, one message says what is missing and how to get it."""
+"""Where kvstore cannot be built or run, one message names the missing part and how to get it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ build_wheel("out")
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Copy what a build needs, without what was built."""
+    """Copy the files that a build needs, without built files."""
     built = shutil.ignore_patterns("__pycache__", "*.so", "_cpu.c", "_shared.c")
     for folder in ("kernels", "kvstore"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=built)
@@ -34,7 +34,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def failed_build(tree: Path, before: str = "", **environment: str) -> str:
-    """Build a wheel that cannot be built, and return what was said last."""
+    """Build a wheel that cannot be built, and return the last message."""
     command = [sys.executable, "-c", BUILD.format(before=before)]
     done = subprocess.run(
         command,

@@ -16,11 +16,11 @@ import pytest
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib  # comes with pytest there
+    import tomli as tomllib  # pytest requires it there
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-#: What the runner that builds a release sets.
+#: The variables set by the runner that builds a release.
 RELEASE = {
     "GITHUB_SERVER_URL": "https://forge.example",
     "GITHUB_REPOSITORY": "owner/kvstore",

@@ -1,4 +1,4 @@
-"""What is packed: the packages are the tree, all that a build needs travels, and no `kernels` on top."""
+"""The packed files: the packages are the tree, all that a build needs is packed, and no `kernels` on top."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib  # comes with pytest there
+    import tomli as tomllib  # pytest requires it there
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -97,7 +97,7 @@ def test_pytest_knows_its_settings_in_every_extra_that_has_it(extra: str) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_whoever_runs_the_benches_has_pytest() -> None:
+def test_the_extra_of_the_benches_has_pytest() -> None:
     assert {"bench", "test"} == {extra for extra, names in PACKAGES.items() if "pytest" in names}
 
 

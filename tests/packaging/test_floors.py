@@ -17,7 +17,7 @@ _FLOORS = (
     "kernels",
     "errors source_tree atomic_files tensor_file waiting key_locks engine arrays settings devices observe",
     "optimizer compression",
-    "stores",  # what all stores have in common
+    "stores",  # the common parts of all stores
     "stores.local",
     "stores.device",
     "stores.parameter_server.protocol stores.shared.native",
@@ -94,7 +94,7 @@ def test_imports_point_down_only() -> None:
     assert up == [], "\n".join(up)
 
 
-# What the command alone imports; the bench shares what the doctor knows of the machine.
+# The imports of the command alone; the bench shares what the doctor knows of the machine.
 TOOLS = {"observe.doctor", "observe.bench", "observe.top", "observe.timeline.job"}
 
 
@@ -137,18 +137,18 @@ def test_stores_and_roles_know_nothing_of_each_other() -> None:
     assert found == [], "\n".join(found)
 
 
-# Events and the time go in, actions come out: the simulator could not repeat a seed otherwise.
+# Events and the time are the input, actions the output: else the simulator could not repeat a seed.
 _SERVERS = Path("kvstore/stores/parameter_server")
 _PARTS = {Path("kvstore/settings/definitions.py"), Path("kvstore/errors.py")}
 _PARTS |= {Path("kvstore/optimizer", name) for name in ("settings_log.py", "descriptions.py")}  # texts only
 MACHINES = ["scheduler/machine.py", "server/machine.py", "worker/state_machine/machine.py"]
 PURE = {"__future__", "bisect", "builtins", "collections", "dataclasses", "difflib", "enum", "functools"}
 PURE |= {"heapq", "itertools", "json", "math", "msgspec", "numpy", "typing"}
-PURE_C = {"stdatomic.h", "stdint.h", "stdlib.h", "string.h", "pthread.h"}  # locks; threads are others'
+PURE_C = {"stdatomic.h", "stdint.h", "stdlib.h", "string.h", "pthread.h"}  # locks; no threads
 
 
 def source(dotted: list[str]) -> Path:
-    """File of a module below `kvstore`, or of the one that has this name in it."""
+    """File of a module below `kvstore`, or of the module that has this name in it."""
     paths = (Path("kvstore", *dotted[:n]).with_suffix(".py") for n in range(len(dotted), 0, -1))
     return next(path for path in paths if path in sources())
 
@@ -159,13 +159,14 @@ def reached(path: Path) -> set[Path]:
     while left:
         found |= left
         targets = [target for one in left for _, target in imported(one)]
-        # Kernels only compute; `test_c_of_state_machines_has_no_clock_and_no_socket` is about the others.
+        # Kernels only compute; `test_c_of_state_machines_has_no_clock_and_no_socket` is about the other
+        # modules.
         left = {source(one) for one in targets if one[0] != "kernels" and "native" not in one} - found
     return found
 
 
 def impure(machine: str) -> Iterator[str]:
-    """What a machine reaches and must not."""
+    """The imports that a machine reaches and must not."""
     rooms = {_SERVERS / machine.partition("/")[0], _SERVERS / "protocol"}
     for path in reached(_SERVERS / machine):
         if path not in _PARTS and not rooms & set(path.parents):
@@ -234,7 +235,7 @@ def test_no_code_from_data_in_compiled_sources() -> None:
 
 
 def narrows(node: ast.Assert) -> bool:
-    """``assert x is not None`` and ``assert isinstance(...)`` tell the type checker what is so anyway."""
+    """``assert x is not None`` and ``assert isinstance(...)`` state a known fact to the type checker."""
     test = node.test
     if isinstance(test, ast.Call):
         return isinstance(test.func, ast.Name) and test.func.id == "isinstance"

@@ -1,4 +1,4 @@
-"""The house as a stranger finds it: each class name says one thing, and no module needs one that needs it."""
+"""The house as a reader finds it: each class name says one thing, and no module needs one that needs it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILES = [path for folder in ("kvstore", "kernels") for path in ROOT.glob(f"{folder}/**/*.py")]
 
-# Names that two classes still have. Take away what is gone; whoever adds one finds a better name.
+# Names that two classes still have. Remove names that are gone; a new class needs another name.
 TWICE = {
     "KVStore",
 }
@@ -132,7 +132,7 @@ def test_no_package_uses_a_private_name_of_another() -> None:
 
 
 def narrows(test: ast.expr) -> bool:
-    """Whether a condition only tells a type checker what is so: `x is not None`, `isinstance(x, y)`."""
+    """Whether a condition only states a fact for a type checker: `x is not None`, `isinstance(x, y)`."""
     if isinstance(test, ast.Call):
         return isinstance(test.func, ast.Name) and test.func.id == "isinstance"
     return isinstance(test, ast.Compare) and [type(op) for op in test.ops] == [ast.IsNot]

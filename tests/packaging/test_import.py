@@ -54,7 +54,7 @@ LATER = {
 
 
 def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    # Byte code is cached under `cwd`, as it is after an installation, whatever the environment says about it.
+    # Byte code is cached under `cwd`, as it is after an installation, for any environment.
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(cwd), "PYTHONDONTWRITEBYTECODE": ""}
     return subprocess.run(
         [sys.executable, *arguments],
@@ -89,7 +89,7 @@ print(*set(sys.modules) - before)
 
 
 def added_modules(tmp_path: Path) -> set[str]:
-    # -S: what this environment imports at its start would hide what kvstore imports.
+    # -S: the imports of this environment at its start would hide those of kvstore.
     paths = [str(unpacked(tmp_path / "site")), str(Path(numpy.__file__).parents[1])]
     text = python("-S", "-c", f"import sys; sys.path[:0] = {paths}\n{ADDED}", cwd=tmp_path).stdout
     return set(text.split())
@@ -102,7 +102,8 @@ def test_nothing_is_imported_before_it_is_wanted(tmp_path: Path) -> None:
 
 
 def test_little_is_imported_besides_numpy(tmp_path: Path) -> None:
-    # docs/decisions/0018-wheels.md has the times beside NumPy's: here they would say how busy the machine is.
+    # docs/decisions/0018-wheels.md has the times next to NumPy's: here they would show how busy the machine
+    # is.
     assert len(added_modules(tmp_path)) <= 100
 
 
@@ -162,7 +163,7 @@ def unpacked(folder: Path, version: str = kvstore.__version__) -> Path:
 
 
 def clone(folder: Path) -> Path:
-    """Copy the sources without what was built."""
+    """Copy the sources without built files."""
     shutil.copytree(
         Path(kvstore.__file__).parent,
         folder / "kvstore",

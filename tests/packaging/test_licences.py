@@ -14,7 +14,7 @@ import pytest
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib  # comes with pytest there
+    import tomli as tomllib  # pytest requires it there
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/reference/dependencies.md"
@@ -29,7 +29,7 @@ _spec.loader.exec_module(licences)
 
 
 def dependencies() -> dict[str, list[str]]:
-    """Who needs a direct dependency, as the page says it."""
+    """Return the packages that need a direct dependency, as the page lists them."""
     project = PYPROJECT["project"]
     groups = {
         "the build": PYPROJECT["build-system"]["requires"],
@@ -44,7 +44,7 @@ def dependencies() -> dict[str, list[str]]:
     return found
 
 
-def test_the_page_has_every_direct_dependency_and_who_needs_it() -> None:
+def test_the_page_has_every_direct_dependency_and_its_dependents() -> None:
     assert {name: used.split(", ") for name, used, _ in ROWS} == dependencies()
     assert [name for name, _, _ in ROWS] == sorted((name for name, _, _ in ROWS), key=str.lower)
 

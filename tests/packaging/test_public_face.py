@@ -1,4 +1,4 @@
-"""The public names exist, are documented and annotated, and nobody has to know more than `import kvstore`."""
+"""The public names exist, are documented and annotated, and `import kvstore` gives all of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import kvstore as kv
 
 
 def public(owner: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The object itself, then what is public inside it and was written in this package."""
+    """Yield the object itself, then its public members that were written in this package."""
     thing = getattr(owner, name)
     yield name, thing
     if isinstance(thing, types.ModuleType):

@@ -1,4 +1,4 @@
-"""What the hosted workflows say is so: they cannot run here, but they name scripts, Pythons and steps."""
+"""The statements of the hosted workflows hold: they cannot run here, but name scripts, Pythons and steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import kvstore
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib  # comes with pytest there
+    import tomli as tomllib  # pytest requires it there
 
 ROOT = Path(__file__).parents[2]
 GITHUB = ROOT / ".github"
@@ -30,7 +30,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
-# The only jobs that may write anything, or prove who they are.
+# The only jobs that may write anything, or prove their identity.
 MAY = {
     ("release", "publish"): {"id-token": "write"},
     ("release", "announce"): {"contents": "write"},
@@ -75,7 +75,7 @@ def test_what_workflows_call_is_there() -> None:
 
 
 def test_actions_are_pinned_by_commit_and_say_their_version() -> None:
-    """A tag can be moved; a comment tells people, and Dependabot, which version it is."""
+    """A tag can be moved; a comment gives readers, and Dependabot, the version."""
     lines = [line for path in FILES.values() for line in path.read_text().splitlines() if "uses:" in line]
     others = [line.partition("uses: ")[2] for line in lines if "uses: ./" not in line]
     assert len(others) > 10

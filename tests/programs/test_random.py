@@ -1,4 +1,4 @@
-"""Random programs mean in all stores what they mean in one process, whichever worker is late."""
+"""Random programs give in all stores the results of one process, with any worker late."""
 
 from __future__ import annotations
 

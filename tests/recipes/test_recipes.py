@@ -13,7 +13,7 @@ import pytest
 
 ROOT, HERE = Path(__file__).parents[2], Path(__file__).parent
 PATIENCE = 660
-# How many sources of the package a recipe may touch; and some tests of the copy that then see what is new.
+# How many sources of the package a recipe may touch; and some tests of the copy that cover the addition.
 SOURCES = {"optimizer": 4, "codec": 5, "dtype": 4}
 SEE_IT = {
     "tests/kernels/test_rules.py": "lion or every_rule",

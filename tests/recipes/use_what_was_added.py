@@ -1,4 +1,4 @@
-"""Uses what the recipes add, in two processes; run by test_recipes.py with the package that has them."""
+"""Uses the classes that the recipes add, in two processes; test_recipes.py runs it with that package."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Addresses: what is one, which of them are here, and the way to another machine."""
+"""Addresses: valid ones, those of this machine, and the route to another machine."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_what_is_no_address(address: str) -> None:
 # ---------------------------------------------------------------------------------------- a host without IPv4
 
 UNSHARE, IP = shutil.which("unshare") or "", shutil.which("ip") or ""
-#: Makes a network of its own whose only interface has these addresses, and runs a command in it.
+#: Makes a network of its own with one interface of these addresses, and runs a command in it.
 NETWORK = f'{IP} link set lo up && {IP} -4 addr flush dev lo && {{}} && exec "$@"'
 SIX_ALONE = f"{IP} -6 addr replace ::1/128 dev lo && {IP} -6 addr add fd00:1::5/128 dev lo nodad"
 NO_ADDRESS = f"{IP} -6 addr flush dev lo"

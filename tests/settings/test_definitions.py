@@ -28,7 +28,7 @@ FILES = {
 }
 TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
-# Who may look at the environment, and why.
+# The modules that may read the environment, and why.
 READERS = {
     "kvstore/settings/environment.py": "the one module that all others ask",
     "kernels/cuda/cache.py": "stands below the settings, and compiles ahead without them",
@@ -51,8 +51,8 @@ VARIABLE = re.compile(
 # Where a default stands once more, and why.
 TWICE = {
     ("kvstore/factory.py", "create"): "editors show it; test_typing compares it with StoreConfig",
-    ("kvstore/errors.py", "role"): "of whoever is lost; no setting of this process",
-    ("kvstore/ray.py", "timeout"): "how long Ray may take to find room; no setting of the job",
+    ("kvstore/errors.py", "role"): "of a lost process; no setting of this process",
+    ("kvstore/ray.py", "timeout"): "the time that Ray may need to find room; no setting of the job",
 }
 
 
@@ -149,7 +149,7 @@ def stated(tree: ast.Module) -> Iterator[tuple[str, str, ast.expr]]:
 
 
 def value_of(node: ast.expr) -> object:
-    """Value of what is written down as a number or text; `32 << 20` too."""
+    """Return the value of a text of a number or string; `32 << 20` too."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.LShift):
         return ast.literal_eval(node.left) << ast.literal_eval(node.right)
     return node.value if isinstance(node, ast.Constant) else None

@@ -17,7 +17,7 @@ from launched import until
 
 from kvstore.stores.shared.native.rendezvous import RegionRendezvous
 
-#: What a shell makes of it: each of these descriptors is closed before Python starts.
+#: The command in a shell: each of these descriptors is closed before Python starts.
 CLOSED = ["<&-", ">&-", ">&- 2>&-", "<&- >&- 2>&-"]
 
 #: Begin of a program that is started so: `tell` writes a line to a file, not to a stream.

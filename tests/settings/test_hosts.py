@@ -44,7 +44,9 @@ def test_another_network_namespace_is_another_host() -> None:
         ("127.0.0.2", "127.0.0.3", False),
     ],
 )
-def test_who_shares_memory(monkeypatch: pytest.MonkeyPatch, one: str, other: str, beside: bool) -> None:
+def test_processes_that_share_memory(
+    monkeypatch: pytest.MonkeyPatch, one: str, other: str, beside: bool
+) -> None:
     found = []
     for address in (one, other):
         monkeypatch.setenv("KVSTORE_HOST", address)

@@ -28,7 +28,7 @@ def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
         (SERVERS, "tcp://127.0.0.1:4711"),
         ({**SERVERS, "RANK": "0", "WORLD_SIZE": "1"}, "tcp://127.0.0.1:4711"),
         ({"KVSTORE_SCHEDULER": "ipc://@name"}, "ipc://@name"),
-        (RUN, ""),  # the store that needs the name says what is missing
+        (RUN, ""),  # the store that needs the name reports that it is missing
         ({"DMLC_PS_ROOT_URI": "127.0.0.1"}, ""),
     ],
 )

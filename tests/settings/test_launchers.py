@@ -1,4 +1,4 @@
-"""Every launcher is recognised by what it really sets; half a set of variables is an error with a way out."""
+"""Each launcher is recognised by the variables that it sets; an incomplete set is an error with advice."""
 
 from __future__ import annotations
 

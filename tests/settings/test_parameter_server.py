@@ -1,4 +1,4 @@
-"""Options of servers and scheduler: where they come from, and which make no sense."""
+"""Options of servers and scheduler: their sources, and invalid combinations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A range of ports: how it is written, and that one of it is taken."""
+"""A range of ports: its syntax, and the choice of a free port in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process finds its part in a parameter server, and is told which variable is missing or wrong."""
+"""A process finds its part in a parameter server, or its error names the missing or wrong variable."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SCHEDULER = {**OURS, "KVSTORE_ROLE": "scheduler"}
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 OWN = {f"KVSTORE_{name}": number for name, number in [("RANK", "1"), ("SIZE", "2")]}
 OWN |= {f"KVSTORE_LOCAL_{name}": number for name, number in [("RANK", "1"), ("SIZE", "2")]}
-FAR = "tcp://192.0.2.77:4711"  # a network for documentation: nobody is there
+FAR = "tcp://192.0.2.77:4711"  # a network for documentation: no host has it
 _PUBLIC = tuple(letter * 40 for letter in (b"a", b"b", b"c", b"d"))
 KEYS = Keys(_PUBLIC[0], b"s" * 40, _PUBLIC[1], _PUBLIC[2:], _PUBLIC)  # of a worker
 
@@ -49,14 +49,14 @@ def found(*parts: dict[str, str], **more: str) -> Roles:
 
 
 def outward() -> str:
-    """An address of this machine that others could reach."""
+    """An address of this machine that other machines could reach."""
     for number in addresses.interfaces().values():
         if not addresses.is_loopback(number):
             return number
     pytest.skip("this machine has no network interface but the loopback")
 
 
-def test_nobody_spoke_of_servers() -> None:
+def test_no_variable_names_servers() -> None:
     assert find({}) is None
     assert find({**OWN, "KVSTORE_JOB": "x", "PORT": "80", "DMLC_INTERFACE": "eth"}) is None
 
@@ -207,7 +207,7 @@ def test_of_two_hosts_ours_counts() -> None:
     )
 
 
-def test_whoever_talks_to_another_machine_is_reached_where_the_way_to_it_begins() -> None:
+def test_the_address_is_that_of_the_route_to_another_machine() -> None:
     here = outward()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((here, 9))
@@ -222,7 +222,7 @@ def test_a_scheduler_in_kubernetes_binds_to_everything_and_keeps_its_name() -> N
     assert (answer.host, answer.scheduler) == ("0.0.0.0", "tcp://scheduler.invalid:9091")
 
 
-def test_a_worker_waits_for_a_name_that_nobody_knows_yet() -> None:
+def test_a_worker_waits_for_a_name_that_is_not_known_yet() -> None:
     names = {**DMLC, "DMLC_PS_ROOT_URI": "scheduler.invalid"}
     assert found(names, DMLC_ROLE="worker", KVSTORE_INSECURE="1").scheduler == "tcp://scheduler.invalid:9091"
 
@@ -233,7 +233,7 @@ def test_a_worker_waits_for_a_name_that_nobody_knows_yet() -> None:
         ({"DMLC_ROLE": "server", "PORT": "5000"}, 5000),
         ({"DMLC_ROLE": "server", "PORT": "5000", "KVSTORE_PORT": "0"}, 0),
         ({"DMLC_ROLE": "server", "KVSTORE_PORT": "6000"}, 6000),
-        ({"KVSTORE_ROLE": "server", "PORT": "5000"}, 0),  # somebody else's
+        ({"KVSTORE_ROLE": "server", "PORT": "5000"}, 0),  # of another program
         ({"DMLC_ROLE": "worker", "PORT": "5000"}, 0),  # it binds to nothing
         ({"DMLC_ROLE": "scheduler", "PORT": "5000"}, 9091),
     ],
@@ -242,7 +242,7 @@ def test_ports(variables: dict[str, str], port: int) -> None:
     assert found(DMLC, variables).port == port
 
 
-# ---------------------------------------------------------------------------------- what is refused, and how
+# ----------------------------------------------------------------------------------- refusals
 
 
 def without(environment: dict[str, str], *names: str) -> dict[str, str]:
@@ -374,7 +374,7 @@ def test_keys_of_another_role_are_refused(keys: Keys, part: dict[str, str], tmp_
         found(part, KVSTORE_KEYS_FILE=written(tmp_path / "keys", keys))
 
 
-def test_without_keys_only_those_may_be_reached_who_the_user_trusts() -> None:
+def test_without_keys_only_trusted_hosts_may_be_reached() -> None:
     assert found(OURS, KVSTORE_SCHEDULER=FAR, KVSTORE_INSECURE="1").insecure
 
 

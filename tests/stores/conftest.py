@@ -28,7 +28,7 @@ def cuda(
     quick_collections: None,
     fake_cuda: FakeDriver,  # noqa: F811
 ) -> Iterator[FakeDriver]:
-    """Let the store's driver be made anew, on a fake that does nothing before somebody waits.
+    """Make the store's driver anew, on a fake that runs work only when a thread waits for it.
 
     The arrays are to be small: kernels are interpreted, which is quicker than to compile them.
     """

@@ -73,7 +73,7 @@ def test_float16_sums(store: kv.KVStore, aggregate: Any, recorded: str, m: int) 
         total = total + value.astype(np.float32)
     np.testing.assert_array_equal(ours, total.astype(np.float16))
     error = np.abs(ours.astype(np.float64) - aggregate[f"float16_{recorded}_sum{m}"].astype(np.float64))
-    # 1.01: what is left out by going to first order in u.
+    # 1.01: the error of the first-order expansion in u.
     assert (error <= 1.01 * m * units("float16") * np.abs(values.astype(np.float64)).sum(0)).all()
 
 
@@ -113,7 +113,7 @@ PULLS = ["sorted", "dup_unsorted", "all", "empty", "float_ids", "2d"]
 
 @pytest.fixture
 def recorded(golden: Golden, store_name: str) -> dict[str, Any]:
-    """What was recorded for a type of store, by case, and the weight."""
+    """The record for a type of store, by case, and the weight."""
     cases = golden("row_sparse.json")
     prefix = f"{store_name if store_name == 'local' else 'device'}_"
     return {name.removeprefix(prefix): case for name, case in cases.items()}

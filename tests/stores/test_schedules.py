@@ -12,7 +12,8 @@ from kvstore.optimizer import create, lr_scheduler
 
 STORES = ["shared", "dist_sync:1", "dist_sync:2", "p3:1", "dist_async:1"]
 KEYS = "abt"  # the last is a table
-#: Calls of several keys, whose counts differ before; each is made often, since some are made quickly then.
+#: Calls of several keys, whose counts differ before; each call is made often, since some are made quickly
+#: then.
 PROGRAMS = [
     ["a", "a", *["ba"] * 4],
     ["a", "a", *["ab"] * 4],
@@ -24,14 +25,14 @@ PROGRAMS = [
 
 
 def trained(name: str, program: list[str], between: bool) -> list[list[float]]:
-    """Return what each key is after each call, or after all of them."""
+    """Return the value of each key after each call, or after all of them."""
     found = []
     ones: dict[str, object] = {key: np.ones((2, 3), np.float32) for key in "ab"}
     ones["t"] = kv.RowSparseArray(np.ones((2, 3), np.float32), np.arange(2), (2, 3))
     with kv.create(name) as store:
         store.init(["a", "b"], [np.zeros((2, 3), np.float32)] * 2)
         store.init("t", kv.RowSparseArray.zeros((2, 3)))
-        # The rate is halved by each update, so that a sum of rates tells which they were.
+        # The rate is halved by each update, so that a sum of rates shows which rates were used.
         halved = lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)
         store.set_optimizer(create("sgd", lr_scheduler=halved))
         for at, call in enumerate(program, 1):

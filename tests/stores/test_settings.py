@@ -18,7 +18,7 @@ STORES = ("shared", "local", "dist_sync", "hosts")
 def run(
     request: pytest.FixtureRequest, job: Callable[..., Job], served: Callable[..., ServedJob]
 ) -> Callable[..., list[Any]]:
-    """Run a body on two workers of a store; the result is what each has returned."""
+    """Run a body on two workers of a store; return the result of each."""
     kind = request.param
 
     def on_workers(function: str, *arguments: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""States of optimizers, and keys that a rule needs whole: as one process has them, whoever is late."""
+"""States of optimizers, and keys that a rule needs whole: as in one process, also with late workers."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Tensor:
         return Tensor(self._fake, self.get(), self.device.index) if self._transposed else self
 
     def __setitem__(self, where: Any, other: Tensor) -> None:
-        """Copy on the current stream; here in NumPy, when the driver comes to it."""
+        """Copy on the current stream; here in NumPy, when the driver runs it."""
         driver, stream = self._fake.driver, self._fake.current(self.device.index)
         target, source = self._memory, other._memory
         assert where is Ellipsis

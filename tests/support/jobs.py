@@ -1,4 +1,4 @@
-"""Jobs of several processes for the tests: started quickly, with a deadline, and nothing of them stays.
+"""Jobs of several processes for the tests: started quickly, with a deadline, and without remains.
 
 One process imports everything once and forks the workers of all jobs (`Nursery`), each of which runs one
 function of a module of tests/bodies as if it were a program of its own. Its result goes to stdout as the last
@@ -97,7 +97,7 @@ class Nursery:
 
 
 def nurse(descriptor: int) -> None:
-    """Fork what is asked for, until the other end is closed; each child comes out of here and runs."""
+    """Fork the requested workers until the other end is closed; each child leaves this function and runs."""
     import ml_dtypes  # noqa: F401
     import numpy  # noqa: F401
 
@@ -132,9 +132,9 @@ def nurse(descriptor: int) -> None:
 def end_quickly() -> None:
     """Be quick at the end of each worker, but leave nothing out that the library could notice.
 
-    To take all modules apart, NumPy and the rest, was most of what a small worker did. After a function that
-    has returned, what modules of the library and of the tests hold goes as it does at every end of Python;
-    functions and classes, and what others wrote, stay. Any other end is Python's own.
+    To release all modules, NumPy included, took most of the time of a small worker. After a function that
+    has returned, Python releases the data of the library's and the tests' modules as it always does;
+    functions, classes and other modules stay. Any other end is Python's own.
     """
 
     def end() -> None:
@@ -150,7 +150,7 @@ def end_quickly() -> None:
 
 
 def _holdings(names: set[str]) -> list[tuple[types.ModuleType, str]]:
-    """What the library's and the tests' modules of these names hold, but for functions and the like."""
+    """The data of the library's and the tests' modules of these names, but for functions and the like."""
     rooms = {"kvstore", *(path.stem for path in paths.TESTS.glob("*/*.py"))} - {__name__}
     ours = [sys.modules[name] for name in names if name.partition(".")[0] in rooms]
     return [
@@ -179,7 +179,7 @@ def tell(line: str) -> None:
 
 
 def waits_in(call: Callable[..., Any], *arguments: Any) -> None:
-    """In a worker: a call that must wait, which the test is told of, and then end."""
+    """In a worker: report to the test a call that must wait, and that it has ended."""
     waiting = threading.Thread(target=call, args=arguments)
     waiting.start()
     waiting.join(0.3)
@@ -239,7 +239,7 @@ class Worker:
             signal.pidfd_send_signal(self._ended, number)
 
     def has_ended(self) -> bool:
-        """Whether the worker's process has come to its end."""
+        """Whether the worker's process has ended."""
         return bool(select.select([self._ended], [], [], 0.0)[0])
 
     def finish(self, end: float) -> int:
@@ -256,18 +256,18 @@ class Worker:
         return self.code
 
     def result(self) -> Any:
-        """What the worker's function returned."""
+        """The result of the worker's function."""
         assert self.code == 0, f"exit code {self.code}\n{self.errors()}"
         assert self.lines
         assert self.lines[-1].startswith(_RESULT), self.lines
         return json.loads(self.lines[-1][len(_RESULT) :])
 
     def errors(self) -> str:
-        """What the worker has written to stderr."""
+        """The text that the worker has written to stderr."""
         return os.pread(self._errors.fileno(), 1_000_000, 0).decode(errors="replace")
 
     def _read(self, end: float) -> bool:
-        """Take in some output; False at its end, or at the deadline."""
+        """Read some output; return False at its end, or at the deadline."""
         if not select.select([self._out], [], [], max(0.0, end - time.monotonic()))[0]:
             return False
         text = os.read(self._out, 1_000_000)
@@ -288,7 +288,7 @@ class Worker:
 
 
 class Job:
-    """Some processes that make up a job of one machine; a context, at whose end none of them is left."""
+    """The processes of a job of one machine; a context, at whose end none of them is left."""
 
     def __init__(self, nursery: Nursery, folder: Path, size: int, name: str = "") -> None:
         self.size, self.folder = size, folder
@@ -340,7 +340,7 @@ class Job:
         return [worker.result() for worker in self.workers]
 
     def close(self) -> None:
-        """End what has not ended; then nothing of the job may be left."""
+        """End the remaining processes; then nothing of the job may be left."""
         for worker in self.workers:
             worker.close()
         left = names_in_memory() - self._before
@@ -349,7 +349,7 @@ class Job:
 
 
 def names_in_memory() -> set[str]:
-    """Names in /dev/shm that the library could have made; MPI and others end theirs in random letters."""
+    """Names in /dev/shm that the library could have made; those of MPI end in random letters."""
     return {name for name in os.listdir("/dev/shm") if name.lower().removeprefix("sem.").startswith("kv")}
 
 

@@ -41,12 +41,12 @@ def until(true: Callable[[], object], besides: float = 0.0) -> None:
     """Wait until it is so, with much patience: the machine may be busy; `besides` does not follow it."""
     deadline = pace.deadline(PATIENCE) + besides
     while not true():
-        assert time.monotonic() < deadline, "it did not come to that"
+        assert time.monotonic() < deadline, "the expected state was not reached"
         time.sleep(0.01)
 
 
 class Job:
-    """A command whose processes, and theirs, are known by a variable."""
+    """A command; its processes and their children are found by an environment variable."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -77,7 +77,7 @@ class Job:
         return int((self.folder / f"{name}-{rank}").read_text())
 
     def alive(self) -> list[int]:
-        """Every process of the job, the launcher too; the dead that nobody has reaped are not alive."""
+        """Every process of the job, the launcher too; zombies are not alive."""
         wanted = f"{MARK}={self.environment[MARK]}".encode()
         return [
             pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if wanted in _variables(pid)

@@ -1,9 +1,9 @@
 """A CUDA driver that does nothing until it must, and then in an order that is only just allowed.
 
 Its devices' memory is memory of this process, between guard zones. Work is queued on streams and done when
-somebody waits, streams taking turns at random, so that an event too few shows as a wrong result. Memory is
-poisoned when it is allocated and when it goes back, pinned memory is read when the copy is done and not
-before, and everything is counted.
+the caller waits for it, streams taking turns at random, so that a missing event shows as a wrong result.
+Memory is poisoned when it is allocated and when it is freed, pinned memory is read when the copy is done and
+not before, and everything is counted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Block:
         self._whole[self._at : self._at + self.nbytes] = _POISON
 
     def is_sound(self) -> bool:
-        """Whether nobody has written beside it."""
+        """Whether the guard zones are unchanged."""
         before, after = self._whole[: self._at], self._whole[self._at + self.nbytes :]
         return bool((before == _POISON).all() and (after == _POISON).all())
 
@@ -100,7 +100,7 @@ class LazyDriver:
 
     @property
     def _contexts(self) -> list[int]:
-        """Devices that the thread has entered, the one in use last."""
+        """The devices that the thread has entered, the current one last."""
         if not hasattr(self._thread, "contexts"):
             self._thread.contexts = []
         contexts: list[int] = self._thread.contexts
@@ -277,7 +277,7 @@ class LazyDriver:
         return sum(block.nbytes for block in self._blocks if block.live and block.device == device)
 
     def leftovers(self) -> dict[str, int]:
-        """What has not been given back."""
+        """The resources that were not released."""
         self._run_all()
         live = [block for block in self._blocks if block.live]
         return {
@@ -287,7 +287,7 @@ class LazyDriver:
         }
 
     def assert_sound(self) -> None:
-        """Nobody has written outside of what was allocated."""
+        """Check that no access wrote outside of the allocated memory."""
         self._run_all()
         assert all(block.is_sound() for block in self._blocks)
 
@@ -330,7 +330,7 @@ class LazyDriver:
         block.poison()
 
     def _queue(self, device: int, stream: int) -> deque[Callable[[], bool]]:
-        assert stream in (1, 2) or stream in self._owned or stream >= 1 << 40, "a stream that nobody made"
+        assert stream in (1, 2) or stream in self._owned or stream >= 1 << 40, "an unknown stream"
         return self._streams.setdefault((device, stream), deque())
 
     def _put(self, device: int, stream: int, work: Callable[[], Any]) -> None:
@@ -341,7 +341,7 @@ class LazyDriver:
         self._queue(device, stream).append(run)
 
     def _step(self) -> None:
-        """Do one thing of some stream that can go on."""
+        """Run one operation of some stream that can continue."""
         queues = [queue for queue in self._streams.values() if queue]
         self._random.shuffle(queues)
         for queue in queues:

@@ -1,4 +1,4 @@
-"""A store whose NumPy arguments go to a GPU on their way in, and come back on their way out.
+"""A store that moves its NumPy arguments to a GPU before a call, and copies the results to the host after it.
 
 So a test that was written for host arrays runs on arrays of a GPU, real or not.
 """

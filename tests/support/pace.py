@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 _USUAL = 4.0  # processes a core: the tests' own, which the deadlines for an idle machine allow for
-_SHARED = 2.0  # the processes of a job share what one process would have
+_SHARED = 2.0  # the processes of a job share the processors that one process would have
 
 
 def running() -> int:
@@ -18,7 +18,7 @@ def running() -> int:
 def slowness() -> float:
     """How many times longer things may take than on an idle machine: 1, or by how many want a processor.
 
-    The mean of a minute counts, and what is there now: others come and go.
+    The mean of a minute and the current load count, because the load of other processes changes.
     """
     load = max(os.getloadavg()[0], running()) / len(os.sched_getaffinity(0))
     return _SHARED * load if load > _USUAL else 1.0

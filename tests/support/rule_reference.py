@@ -1,4 +1,4 @@
-"""Every optimizer rule once more, in NumPy: what the compiled ones are tested against.
+"""Every optimizer rule once more, in NumPy: the reference for tests of the compiled ones.
 
 A rule takes the weight, the gradient, the tuple of states and the tuple of parameters, as rules.h lists them,
 and changes weight and states in place. Arrays are all float32 or all float64; every operation is rounded to
@@ -203,7 +203,7 @@ def _sgld(w: Array, g: Array, s: States, p: Params, exact: Params, at: int) -> N
 
 
 def philox(counter: npt.NDArray[np.uint64], key: tuple[int, int]) -> npt.NDArray[np.uint64]:
-    """Philox4x32-10 (Salmon and others, SC 2011): four words, in 64 bits each, for a row of `counter`."""
+    """Philox4x32-10 (Salmon et al., SC 2011): four words, in 64 bits each, for a row of `counter`."""
     low = np.uint64(0xFFFFFFFF)
     a, b, c, d = counter.T.copy()
     k0, k1 = key

@@ -1,4 +1,4 @@
-"""A scheduler in a test, with those who speak to it."""
+"""A scheduler in a test, and the processes that send to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SPEC = m.KeySpec("w", (8,), "float32")
 
 
 class Job:
-    """A scheduler and what it has sent to whom."""
+    """A scheduler and the messages that it has sent, with their receivers."""
 
     def __init__(self, workers: int = 2, servers: int = 1, **options: Any) -> None:
         self.machine = Scheduler(SchedulerOptions("job", workers, servers, **options))

@@ -20,7 +20,7 @@ from kvstore.launch.certificates import Certificates
 
 
 def patience() -> dict[str, str]:
-    """Signs of life come often, so that tests of deaths are quick; for these the time is set lower still."""
+    """Heartbeats are frequent, so that tests of deaths are quick; for these the time is set lower still."""
     return {
         "KVSTORE_HEARTBEAT": "0.2",
         "KVSTORE_DEAD_AFTER": pace.variable(4),
@@ -78,7 +78,7 @@ class ServedJob(jobs.Job):
         }
         if role == "scheduler":
             environment.setdefault("KVSTORE_SCHEDULER", "tcp://127.0.0.1:0")
-        else:  # beside the workers of the host with this number, see `start_on`
+        else:  # on the host with this number, with its workers: see `start_on`
             environment.setdefault("KVSTORE_HOST", _address(rank))
         request = {
             "module": module, "function": function or role, "arguments": [], "variables": environment

@@ -1,4 +1,4 @@
-"""Servers' shards beside a local store: the same pushes, cut into slices and spread over servers."""
+"""Servers' shards next to a local store: the same pushes, cut into slices and spread over servers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class StoreShards:
         self.shards = [StoreShard(0, server, memory) for server in range(servers)]
         self.entries: dict[int | str, KeyEntry] = {}
         self._ids = iter(range(100, 10_000))
-        #: Changes of settings, of one worker; and what it has pushed since the optimizer was set.
+        #: Changes of settings, of one worker; and the keys it has pushed since the optimizer was set.
         self.log, self.clock = SettingsLog(), UpdateClock()
         #: How many calls it has made in which all workers take part.
         self.place = 0
@@ -150,7 +150,7 @@ class StoreShards:
         return results
 
     def pull(self, key: int | str) -> Array:
-        """Return a dense key, or a table with absent rows as what they stand for."""
+        """Return a dense key, or a table whose absent rows are filled with their initial values."""
         spec, pieces = self.entries[key].spec, self.entries[key].slices
         if spec.sparse:
             every = (np.arange(piece.start, piece.stop, dtype=np.int64) for piece in pieces)

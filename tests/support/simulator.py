@@ -2,20 +2,20 @@
 
 `simulate(seed)` draws a job (workers, servers, stores, programs) and what happens to it (messages that are
 late, lost, doubled or out of order, cut links, processes that stop, die and come back), runs it on a clock of
-its own, and checks it. What a push carries names its worker, slice and number, and the value of a slice is
+its own, and checks it. The payload of a push names its worker, slice and number, and the value of a slice is
 the list of rounds that made it, so that every check is exact:
 
 * a push is applied at most once, in the round that its number says, with the parts of all that are needed;
-* what was acknowledged is applied in the end, unless its worker is lost, or it falls into the interval that a
+* an acknowledged push is applied in the end, unless its worker is lost, or it falls into the interval that a
   server loses with its memory;
 * a pull has the round promised, with every push of this worker before it;
 * all workers that read a round of a slice see the same value;
-* every failed round is told once to each worker that pushed into it, before it reads a later value;
-* who comes back begins at one and the same pass in all slices, wherever the others are in theirs;
+* every failed round is reported once to each worker that pushed into it, before it reads a later value;
+* a rejoined worker begins at the same pass in all slices, at any progress of the other workers;
 * a barrier opens when all members that are there have arrived; epochs only grow;
-* a key is read as of one round, by who rests beside the rounds of others and after a loss, or its rounds are
-  named;
-* what all workers have read is explained by a model of the store, which knows nothing of the machines: see
+* a key is read as of one round, also by a resting worker during rounds and after a loss, or its rounds are
+  named in the error;
+* the reads of all workers are explained by a model of the store, which knows nothing of the machines: see
   `histories.checker`;
 * every call ends, within bounded time after the last fault, and only with errors that the faults explain.
 """
@@ -44,8 +44,8 @@ from kvstore.stores.parameter_server.worker.state_machine.options import WorkerO
 from kvstore.stores.parameter_server.worker.state_machine.server_links import failure_of
 
 TICK, LETTER, RESEND, DEAD, GRACE = 0.25, 0.4, 0.6, 3.0, 10.0
-APART = 12.0  # seconds at most, in which others compute while one pushes ahead
-TOGETHER = 8.0  # seconds for slices to come to one round
+APART = 12.0  # seconds at most, in which other workers compute while one pushes ahead
+TOGETHER = 8.0  # seconds for slices to reach one round
 PATIENCE = 90.0  # seconds after the last fault within which everything has to end
 MESSAGES = 50_000  # no job needs nearly as many
 STALL = 0.5  # seconds at most, where nothing fails
@@ -59,7 +59,7 @@ class Broken(AssertionError):
 
 
 class Payload(NamedTuple):
-    """What a push carries."""
+    """The payload of a push."""
 
     rank: int
     incarnation: int
@@ -70,7 +70,7 @@ class Payload(NamedTuple):
 
 
 class Value(NamedTuple):
-    """What a slice is: the round before, and what this one added. The first one has neither."""
+    """A version of a slice: the round before, and the parts this round added; the first has neither."""
 
     before: Value | None
     round: int
@@ -94,24 +94,24 @@ class Faults(NamedTuple):
     double: float = 0.0
     kill_worker: bool = False
     return_worker: bool = False
-    kill_more: int = 0  # workers besides, or the one that came back
+    kill_more: int = 0  # further workers, or the rejoined worker
     kill_server: bool = False
     return_server: bool = False
     kill_scheduler: bool = False
     return_scheduler: bool = False  # each time that it is killed
     cut: float = 0.0  # seconds
     stop: float = 0.0
-    busy: float = 0.0  # with one step; its echo answers meanwhile
+    busy: float = 0.0  # with one step; its echo still answers
     bad: bool = False
-    ahead: bool = False  # who is killed has pushed ahead of the others, who compute, or rest
+    ahead: bool = False  # the killed worker has pushed ahead of the others, which compute or rest
     mute: bool = False  # between the last two snapshots of a server that dies, its answers are lost
-    tardy: float = 0.0  # seconds by which workers are told later than servers who is there
+    tardy: float = 0.0  # seconds by which workers learn of the members later than servers
     steps: bool = False  # all pushes are made in whole steps
     points: bool = False  # small delays wherever time passes, by the seed: none of them is a fault
 
     @property
     def losing(self) -> bool:
-        """Whether somebody may be given up."""
+        """Whether a process may be declared lost."""
         kills = self.kill_worker or self.kill_server or (self.kill_scheduler and not self.return_scheduler)
         return kills or max(self.cut, self.stop) > DEAD / 2
 
@@ -133,7 +133,7 @@ class Plan:
         self.faults = _faults(rng) if faults is None else faults
         if self.faults.steps:
             self.mode, self.on_peer_loss = "sync", "raise"
-        # Whoever comes back begins a pass; nobody can know where the others are in a program of another kind.
+        # A rejoined worker begins a pass; in a program of another kind the others' progress is unknown.
         self.passes = self.faults.return_worker and self.on_peer_loss == "continue"
         self.keys = [(f"k{at}", rng.choice((1, 1, 2, 3))) for at in range(rng.choice((1, 2, 3)))]
         draw = self._passes if self.passes else self._script
@@ -212,7 +212,7 @@ class Host:
         self.resumes = 0.0
         self.engaged = 0.0  # until then it takes no step
         self.ahead = job.points.seconds(name, "clock", 1.0, 1e5)  # its clock is, of the job's
-        self.jumped, self.unheard = False, 0  # once; signs of life that did not come
+        self.jumped, self.unheard = False, 0  # once; heartbeats that did not arrive
         job.hosts[name] = self
 
     @property
@@ -251,11 +251,11 @@ class SchedulerHost(Host):
 
     @property
     def machine(self) -> Scheduler:
-        """What it is now."""
+        """The current state machine."""
         return self.recorded.machine
 
     def start(self) -> None:
-        """Begin, or go on from the journal."""
+        """Begin, or continue from the journal."""
         self.alive = True
         self.recorded = RecordedScheduler(self.options, lambda: self.now)
         self.recorded.read(self.records)
@@ -268,12 +268,12 @@ class SchedulerHost(Host):
         self.take(e.Tick())
 
     def take(self, event: e.Event) -> None:
-        """Step, and send what comes of it."""
+        """Step, and send the resulting messages."""
         actions = self.recorded.step(event)
         if record := self.recorded.next_record():
             self.records.append(record)
             if self.returns > 0 and self.job.plan.faults.return_scheduler and self.job.rng.random() < 0.05:
-                self.job.kill_scheduler()  # before anybody hears of it
+                self.job.kill_scheduler()  # before any message is sent
                 return
         absence = 40.0 if self.job.plan.faults.return_scheduler else 0.0
         for action in actions:
@@ -292,7 +292,7 @@ class SchedulerHost(Host):
 
 
 class ServerHost(Host):
-    """A server's process, with what it holds; a snapshot is a copy of both."""
+    """A server's process, with its data; a snapshot is a copy of both."""
 
     def __init__(self, job: Job, at: int, rank: int, incarnation: int, snapshot: Any = None) -> None:
         super().__init__(job, f"server{at}.{incarnation}")
@@ -302,7 +302,7 @@ class ServerHost(Host):
         self.jobs: dict[tuple[int, int], e.SliceRound] = {}  # rounds that are being done
         self.defined: set[tuple[int, int]] = set()
         self.wants_snapshot = False
-        self.saves = -1  # dies just after so many snapshots, while answers to what is in the last one travel
+        self.saves = -1  # dies just after so many snapshots, while replies for pushes in the last one travel
         self.members: dict[int, dict[int, int]] = {}  # before the step
         hello = m.Hello(
             "server", rank, incarnation, self.name, JOB, m.PROTOCOL, self.name, restarted=incarnation > 1
@@ -343,7 +343,7 @@ class ServerHost(Host):
         self.take(e.Received("scheduler" if where[0] == "scheduler" else where, message))
 
     def take(self, event: e.Event) -> None:
-        """Step, and carry out what comes of it."""
+        """Step, and carry out the resulting actions."""
         for action in self.machine.step(event, self.now):
             kind = type(action)
             if kind is e.Send:
@@ -432,7 +432,7 @@ class ServerHost(Host):
         check = self.job.check
         check(ranks == sorted(set(ranks)), f"parts of ranks {ranks}")
         at = (store, job.slice)
-        values = self.values if at in self.values else self.job.gone  # dropped meanwhile
+        values = self.values if at in self.values else self.job.gone  # dropped since
         before = values[at]
         if self.job.plan.mode == "sync":
             self._check_round(store, job, parts, ranks)
@@ -478,7 +478,7 @@ class ServerHost(Host):
             self.job.check(not lost, f"round {job.round} of {store, job.slice} has a part of a lost worker")
 
     def _belongs(self, store: Any, rank: int, job: e.SliceRound) -> bool:
-        """Whether a part of this worker has to be in the round: not if it came back and began after it."""
+        """Whether a part of this worker has to be in the round: not if it rejoined and began after it."""
         return dict(store.members.join_point(rank)).get(job.slice, 0) < job.round
 
     def _write(self, store: int, write: e.SliceWrite) -> m.Failure | None:
@@ -533,7 +533,7 @@ class ServerHost(Host):
         self._send(e.Send(action.peer, batch))
 
     def _torn(self, at: tuple[int, int]) -> Value:
-        """Return what a slice is while it is written: a half of what is done to it is there."""
+        """Return a slice as it is while it is written: with half of the change."""
         value, job = self.values[at], self.jobs.get(at)
         if job is None:
             return value
@@ -541,8 +541,8 @@ class ServerHost(Host):
         return Value(value, value.round, (frames[record.frame]._replace(number=HALF),))
 
     def _past(self, value: Value, round_: int) -> Value:
-        """Return what a slice was after a round: it is kept for one round longer."""
-        if value.round <= round_:  # what came after it has failed
+        """Return the value of a slice after a round: it is kept for one round longer."""
+        if value.round <= round_:  # the later rounds have failed
             return value
         self.job.past += 1
         self.job.check(value.before is not None and value.before.round <= round_, f"{round_} is not kept")
@@ -550,7 +550,7 @@ class ServerHost(Host):
         return value.before
 
     def _note_told(self, batch: m.Batch, request: m.Record, failure: m.Failure) -> None:
-        """Note that a failed round is told, by one request, however often that is answered."""
+        """Note that a failed round is reported, by one request, however often that is answered."""
         if failure.error != "UpdaterError" or self.job.plan.mode != "sync":
             return
         at = (batch.incarnation, batch.store, request.slice)
@@ -561,7 +561,7 @@ class ServerHost(Host):
         self.job.untold[at].discard(round_)
 
     def _check_told(self, batch: m.Batch, request: m.Record) -> None:
-        """Whoever gets a value has been told of all its failed rounds before."""
+        """A worker that gets a value has been notified of all its failed rounds before."""
         at = (batch.incarnation, batch.store, request.slice)
         left = {round_ for round_ in self.job.untold.get(at, ()) if round_ <= request.round}
         excused = self.job.restarted or request.kind == m.Kind.FETCH_STATE
@@ -592,8 +592,8 @@ class Store:
         self.error: m.Failure | None = None
         self.epoch = 0
         self.pushed = PushCalls()
-        self.shrunk: set[int] = set()  # workers without which rounds go on, as this one was told
-        self.rounds: dict[Hashable, dict[int, int]] = {}  # of values that came, by operation and part
+        self.shrunk: set[int] = set()  # workers that rounds no longer wait for, as this worker knows
+        self.rounds: dict[Hashable, dict[int, int]] = {}  # of received values, by operation and part
         self.recorded: dict[Hashable, tuple[Hashable, bool]] = {}  # call of an operation; whether it ends it
         self.known: set[Hashable] = set()  # operations that were started when a loss was known
         self.connections: dict[int, int] = {}
@@ -624,7 +624,7 @@ class Store:
         return self.machine.member.welcome.store if self.machine.member.welcome else -1
 
     def take(self, event: e.Event) -> None:
-        """Step, and carry out what comes of it."""
+        """Step, and carry out the resulting actions."""
         actions = self.machine.step(event, self.host.now)
         for action in actions:
             kind = type(action)
@@ -858,7 +858,7 @@ class Store:
         end: float,
         call: Hashable = None,
     ) -> None:
-        """Read, and read again what is behind, while others go on."""
+        """Read, and read again the slices that are behind, while other processes continue."""
         if call is None:
             call = ("read", self.names)
             self._record(call, "pull", parts)
@@ -866,7 +866,7 @@ class Store:
         self.job.at(end, self._give_up, name)
 
     def _give_up(self, name: int) -> None:
-        """Name the rounds, and go on: who should have pushed the rest is gone."""
+        """Name the rounds, and continue: the worker that should have pushed the rest is lost."""
         if name in self.busy and self.host.alive:
             self.job.named += 1
             self.job.recorded.dropped(self, self.recorded[name][0])
@@ -968,7 +968,7 @@ class Store:
         self.ask(m.JoinRounds(0, 0))
 
     def _pause(self) -> None:
-        """Compute for so long that somebody else is found lost meanwhile."""
+        """Compute for so long that another worker is found lost."""
         self.busy["pause"] = ("*",)
         self.job.at(self.job.now + DEAD + 1.0, self._resume)
 
@@ -991,7 +991,7 @@ class Store:
         self._pull(keys)
 
     def _linger(self) -> None:
-        """Stay, resting, until all others are through: they must not wait for this one."""
+        """Stay, resting, until all other workers are through: they must not wait for this one."""
         if not self.host.alive:
             return
         others = [one.stores[self.ordinal] for one in self.job.workers if one.alive and one is not self.host]
@@ -1017,7 +1017,7 @@ class Store:
         self.host.finish()
 
     def fail(self, failure: m.Failure) -> None:
-        """Note an error that the program cannot go on after; a bad gradient it can."""
+        """Note an error after which the program cannot continue; a bad gradient it can."""
         if failure.error == "UpdaterError" and self.job.plan.faults.bad:
             self.go()
             return
@@ -1039,7 +1039,7 @@ class Store:
                 self.host.finish()
 
     def _close_after(self, reads: bool) -> None:
-        """Read what is left, or close with whatever is under way, as an exception through a `with` does."""
+        """Read the remaining values, or close with operations in flight, as an error in a `with` does."""
         if self.host.alive and self.machine.failure is None and self.step_ == 0:
             self.step_ = 1
             if reads and self.job.rng.random() < 0.8:
@@ -1079,7 +1079,7 @@ class Store:
         return self.job.bases.get((self.host.rank, self.host.incarnation, self.number, slice_), 0)
 
     def _check_begin(self, view: m.View) -> None:
-        """Who begins does so after the same pass in all slices, unless there was nobody to meet."""
+        """A rejoined worker begins after the same pass in all slices, unless it met no other worker."""
         if view.begun != self.host.rank:
             return
         rounds = {round_ for _, round_ in view.bases}
@@ -1150,7 +1150,7 @@ class WorkerHost(Host):
             store.take(e.Tick() if lost is None else e.SchedulerLost(lost))
 
     def lose_scheduler(self, failure: m.Failure) -> None:
-        """Leave the job; a scheduler that goes on, or comes back, takes it for lost, and others may, too."""
+        """Leave the job; a scheduler that continues or restarts takes the worker for lost."""
         plan = self.job.plan
         returns = not plan.faults.kill_scheduler or plan.faults.return_scheduler
         if self.without_scheduler is None and returns and plan.on_peer_loss == "continue":
@@ -1201,19 +1201,19 @@ class Job:
         self.snapshots: dict[int, Any] = {}
         self.saved: dict[int, float] = {}
         self.seen: dict[tuple[int, int, int], Value] = {}  # values that were read, by store, slice and round
-        self.together = 0  # keys that were read as of one round beside the rounds of others
+        self.together = 0  # keys that were read as of one round during the rounds of others
         self.reread = 0  # times that all keys were read after a loss
-        self.shrunk = 0  # times that somebody was told so
+        self.shrunk = 0  # notifications of workers that rounds no longer wait for
         self.past = 0  # slices that were read as they were a round before
         self.named = 0  # times that the rounds of a key were named instead
-        self.begun = 0  # workers that came back and met others
+        self.begun = 0  # rejoined workers that met others
         self.met = True  # each that began has met others, and learned from them where they are
         self.restarted = False
         self.crashed: dict[int, tuple[float, float]] = {}
         self.last_fault = 0.0
         self.over = False
         self.incarnations: list[WorkerHost] = []
-        self.ahead = f"worker{self.plan.workers - 1}"  # who is killed, where `Faults.ahead`
+        self.ahead = f"worker{self.plan.workers - 1}"  # the worker to kill, where `Faults.ahead`
         self.straggling = 0.7 + 3 * STALL * self.plan.faults.points
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
@@ -1265,7 +1265,7 @@ class Job:
         return [*program, ("close",)]
 
     def _apart(self, host: WorkerHost, steps: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Return the way of who pushes ahead until it is killed; of another, who computes long, or rests."""
+        """Return the steps of the worker that pushes ahead and is killed; others compute long, or rest."""
         rng = self.rng
         if host.name == self.ahead:
             push = ("step", "push") if self.plan.faults.steps else ("push",)
@@ -1303,9 +1303,9 @@ class Job:
     # ------------------------------------------------------------------------------------------ network
 
     def send(self, source: str, target: str, where: Any, message: Any) -> None:
-        """Send a message, which may come late, twice or never."""
+        """Send a message, which may arrive late, twice or never."""
         rng, faults = self.rng, self.plan.faults
-        # Signs of life are sent so often that some get through; here one has to.
+        # Heartbeats are sent so often that some get through; here one has to.
         sign = type(message) is m.ReliableMessage and type(message.body) in (m.Ping, m.Pong)
         for _ in range(1 + (rng.random() < faults.double)):
             if rng.random() < faults.drop and not sign:
@@ -1338,7 +1338,7 @@ class Job:
             host.receive(where, message)
 
     def cut(self, source: str, target: str) -> bool:
-        """Whether one of them is cut off from everybody now."""
+        """Whether the network separates one of the two from all processes now."""
         return bool(self._cut) and any(
             start <= self.now < stop and name in (source, target) for start, stop, name in self._cut
         )
@@ -1399,13 +1399,13 @@ class Job:
             self.at(self.now + delay, self._return_worker, at)
 
     def _kill_one_more(self) -> None:
-        """Let another worker die, or one that came back; somebody has to go on."""
+        """Kill another worker, or a rejoined one; one worker has to continue."""
         there = [at for at, one in enumerate(self.workers) if one.alive and not one.saying_bye]
         if len(there) > 1:
             self._kill_worker(self.rng.choice(there))
 
     def _known(self, host: Host) -> bool:
-        """Whether the scheduler has heard of a process: else nobody can know that it is lost."""
+        """Whether the scheduler knows a process: else its loss cannot be noticed."""
         return host.name in self.scheduler.machine._processes
 
     def _return_worker(self, at: int) -> None:
@@ -1415,16 +1415,16 @@ class Job:
         asked = known[old.name].rank
         others = [known[one.name].rank for one in self.workers if one.alive and one.name in known]
         if not self.plan.given_ranks and asked in others:
-            asked = -1  # it was lost before the job had come together, and another got its rank
+            asked = -1  # it was lost before the job was complete, and another got its rank
         new = self.workers[at] = WorkerHost(self, asked, old.incarnation + 100, name, cut=True)
         new.start()
 
     def kill_server(self, at: int) -> None:
-        """Let a server die, and come back if it may."""
+        """Let a server die, and restart if it may."""
         server = self.servers[at]
         if not server.alive:
             return
-        # One that is lost before all servers have come is waited for: another may be started in its place.
+        # A server lost before all servers have started is waited for: another may be started in its place.
         if not self.scheduler.machine._assignment.servers.welcomed or server.machine.rank < 0:
             self.at(self.now + 0.1, self.kill_server, at)
             return
@@ -1445,7 +1445,7 @@ class Job:
         self.servers[at] = ServerHost(self, at, rank, old.incarnation + 1, self.snapshots.get(rank))
 
     def kill_scheduler(self) -> None:
-        """Let the scheduler die, and come back if it may."""
+        """Let the scheduler die, and restart if it may."""
         if not self.scheduler.alive:
             return
         self.scheduler.die()
@@ -1482,7 +1482,7 @@ class Job:
     # ------------------------------------------------------------------------------------------------ the end
 
     def check_barrier(self, store: Store) -> None:
-        """All that are members and not resting have arrived where this one is."""
+        """All members that do not rest have arrived at the barrier of this store."""
         if self.plan.faults.cut or self.plan.faults.stop:
             return
         stores = {one.number: one for one in self.scheduler.machine._stores.values()}
@@ -1530,7 +1530,7 @@ class Job:
             late = " is over" in failure.text or " has ended" in failure.text
             late = late or (failure.role == "scheduler" and store.number < 0)
             if store.host.incarnation >= 200 and late:
-                continue  # it came back when the others had ended
+                continue  # it rejoined when the others had ended
             told = f"{store}: {failure.error}: {failure.text}"
             self.check(faults.losing, told)
             self.check(failure.error in ("PeerLostError", "FencedError"), told)
@@ -1547,7 +1547,7 @@ class Job:
             self.check(not returned, told)
 
     def _check_updates(self) -> None:
-        """Each push at most once, and each that was acknowledged and nobody excuses exactly once."""
+        """Each push is applied at most once, and each acknowledged and unexcused push exactly once."""
         values = dict(self.gone)
         for server in self.servers:
             values.update(server.values)
@@ -1577,7 +1577,7 @@ class Job:
         return any(one.number == store and one.machine._left for one in worker.stores)
 
     def _open(self, payload: Payload, value: Value | None) -> bool:
-        """Whether its round never was complete, since all others closed the store without pushing."""
+        """Whether its round never was complete, since all other workers closed the store without pushing."""
         base = self.bases.get((payload.rank, payload.incarnation, payload.store, payload.slice), 0)
         return self.plan.mode == "sync" and (value is None or payload.number + base > value.round)
 
@@ -1597,7 +1597,7 @@ class Job:
 
 
 def simulate(seed: int, faults: Faults | None = None) -> Job:
-    """Run one job; `Broken` says what went wrong."""
+    """Run one job; `Broken` describes the fault."""
     job = Job(seed, faults)
     job.run()
     return job

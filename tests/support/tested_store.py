@@ -1,4 +1,4 @@
-"""The stores on which tests run, and the one that bodies of several processes work with."""
+"""The stores on which tests run, and the store that bodies of several processes work with."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def hosts() -> list[int]:
 
 
 def together(rank: int) -> list[int]:
-    """Return the workers whose parts travel as one with that of this one."""
+    """Return the workers whose parts are sent as one with that of this one."""
     there = hosts() or list(range(rank + 1))
     return [other for other, host in enumerate(there) if host == there[rank]]
 
@@ -47,5 +47,5 @@ def by_hosts(parts: list[Any], places: list[int] | None = None) -> list[Any]:
 
 
 def held(store: Any, key: Any) -> Any:
-    """What a key is, after what this worker has pushed: live where it is in reach, else pulled."""
+    """Return the value of a key after this worker's pushes: live where it is in reach, else pulled."""
     return store.view(key) if store.type in ("local", "shared") else store._backend.fetch(key)

@@ -36,7 +36,7 @@ def torches(python: str) -> Iterator[jobs.Nursery]:
 
 @pytest.fixture(params=["beside", "after"])
 def exchanges(request: pytest.FixtureRequest) -> str:
-    """When gradients are exchanged: beside the backward pass, or after it."""
+    """When gradients are exchanged: during the backward pass, or after it."""
     return str(request.param)
 
 

@@ -1,4 +1,4 @@
-"""Loops that are right in one process are right here: what is between backward and step, passes, hooks."""
+"""Loops that are right in one process are right here: calls between backward and step, passes, hooks."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ WAYS = [
 
 @pytest.fixture
 def told(work: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Run a function of the body, and return what each worker was told."""
+    """Run a function of the body, and return each worker's error."""
 
     def run(function: str, *arguments: Any, **options: Any) -> list[Any]:
         return work(function, *arguments, body=BODY, **options)

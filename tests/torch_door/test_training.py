@@ -90,7 +90,7 @@ def test_a_killed_job_goes_on_with_the_same_bits(
 
 @pytest.fixture
 def under_mpi(tmp_path: Path) -> Callable[..., list[Any]]:
-    """Run a function of procs_torch.py under mpiexec, where there is an MPI beside torch."""
+    """Run a function of procs_torch.py under mpiexec, where there is an MPI with torch."""
     python = os.environ.get("KVSTORE_TEST_OPENMPI", "")
     if not python or subprocess.run([python, "-c", "import torch"], capture_output=True).returncode:
         pytest.skip("KVSTORE_TEST_OPENMPI names no python with mpi4py, Open MPI and torch")
@@ -156,7 +156,7 @@ def test_steps_and_buckets_are_in_a_timeline(
 
 
 @pytest.mark.parametrize("name", ["shared", SERVED])
-def test_a_parameter_that_nobody_uses_stays_as_it_is(name: str, same: Callable[..., Any]) -> None:
+def test_an_unused_parameter_stays_as_it_is(name: str, same: Callable[..., Any]) -> None:
     """Weight decay would move it, if it had a gradient of zeros."""
     check_parts(same("parts_of_a_model", name))
 
@@ -265,7 +265,7 @@ def test_sparse_gradients_by_hook(same: Callable[..., Any], tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["types", "rows"])
 def test_static_graphs(kind: str, same: Callable[..., Any], tmp_path: Path) -> None:
-    """In their first pass all buckets come at the end, none of them as the last."""
+    """In their first pass all buckets arrive at the end, none of them as the last."""
     expected = same("static_graph", "shared", str(tmp_path), kind, False)
     found = same("static_graph", "shared", str(tmp_path), kind, True)
     np.testing.assert_allclose(found, expected, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""A trainer that goes on from a checkpoint has the weights of one that was not interrupted."""
+"""A trainer that resumes from a checkpoint has the weights of an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_without_a_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("updates", [True, False])
 def test_the_schedule_and_the_factors(updates: bool, tmp_path: Path) -> None:
-    """Settings come from the file, factors stay the parameter's."""
+    """Settings are read from the file, factors stay the parameter's."""
 
     def trainer_of(param: Parameter, rate: float) -> Trainer:
         schedule = FactorScheduler(step=1, factor=0.5, base_lr=rate)
@@ -111,7 +111,7 @@ def test_rows_stay_where_they_are(tmp_path: Path) -> None:
                 assert out.data.tolist() == [[2, 3], [8, 9]]
 
 
-# ------------------------------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------------------------------- refused calls
 
 
 @pytest.mark.parametrize("updates", [True, False])
@@ -269,7 +269,7 @@ def test_workers_with_servers(served: Callable[..., ServedJob], updates: bool, t
 
 
 def check_together(start: Callable[[int], Job], name: str, updates: bool, folder: Path) -> None:
-    """Two jobs, the second of more workers, go on from the same file."""
+    """Two jobs, the second of more workers, continue from the same file."""
     for size, first in ((2, 0), (3, 2)):
         made = start(size)
         made.start_all("procs_trainer", "resume_checkpoint", name, updates, str(folder), first)

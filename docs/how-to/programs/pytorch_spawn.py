@@ -30,5 +30,5 @@ def work(rank, size, port):
 
 if __name__ == "__main__":
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]  # also tells this job from others
+        port = free.getsockname()[1]  # also identifies this job
     torch.multiprocessing.spawn(work, (2, port), nprocs=2)

@@ -40,7 +40,7 @@ CASES = [
 
 
 def sent(case: CompressionCase, gradient: Array, residual: Array) -> tuple[Array, Array]:
-    """What is sent, and what is left."""
+    """The values sent, and the residual."""
     x = residual + gradient
     if case.codec == "1bit":
         out = np.where(x > case.threshold, np.float32(1), np.float32(-1))
@@ -50,7 +50,7 @@ def sent(case: CompressionCase, gradient: Array, residual: Array) -> tuple[Array
 
 
 def expected(case: CompressionCase) -> list[Array]:
-    """Sums of what the values send in the calls that are compared."""
+    """Sums of the values sent in the calls that are compared."""
     data = compression_cases.inputs(case)
     left = [sent(case, first, np.zeros_like(first))[1] for first in data.first]
     sums = []
@@ -118,7 +118,7 @@ def test_every_way(name: str, size: int, codec: str) -> None:
 
 
 def check(one: Any, case: CompressionCase, data: Any, right: list[tuple[Array, Array]], label: str) -> None:
-    """What one way encodes, adds, pushes and pulls."""
+    """The values that one way encodes, adds, pushes and pulls."""
     size, same = case.size, partial(np.testing.assert_array_equal, err_msg=label)
     residuals = [np.zeros(size, np.float32) for _ in range(2)]
     packed, total = np.zeros(case.packed_bytes, np.uint8), np.full(size, 3, np.float32)

@@ -1,4 +1,4 @@
-"""What compression does to training: that the tasks are what they say, and that the bench counts right."""
+"""The effect of compression on training: the tasks are as described, and the bench counts right."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ JOBS = [(name, 2, 1) for name in PLAIN] + [
 
 
 def gradients(case: DistCase) -> list[list[Array]]:
-    """What each worker pushes in the call that is compared: for each key one array."""
+    """The arrays that each worker pushes in the compared call: for each key one array."""
     return [
         [gradient.astype(np.float64) for gradient in Inputs(case, rank).gradients(1)]
         for rank in range(case.workers)
@@ -64,7 +64,7 @@ def gradients(case: DistCase) -> list[list[Array]]:
 
 
 def expected(case: DistCase) -> list[Array]:
-    """Sums, or what the first step of a rule changes."""
+    """Sums, or the change made by the first step of a rule."""
     sums = [np.sum(np.stack(own), axis=0) for own in zip(*gradients(case), strict=True)]
     if not case.update:
         return sums
@@ -82,7 +82,7 @@ def expected_rows(case: DistCase) -> list[Array]:
 
 
 def expected_codes(case: DistCase) -> list[Array]:
-    """Sums of what the second push of each worker sends, after one that only fills residuals."""
+    """Sums of the values that the second push of each worker sends, after one that only fills residuals."""
     totals = [np.zeros(shape) for shape in case.shapes]
     for rank in range(case.workers):
         data = Inputs(case, rank)

@@ -1,4 +1,4 @@
-"""The cost of a key: both peers do the same work, and the page says what was asked for."""
+"""The cost of a key: both peers do the same work, and the page has the requested figures."""
 
 from __future__ import annotations
 

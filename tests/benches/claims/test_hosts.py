@@ -23,7 +23,7 @@ pytestmark = pytest.mark.bench
 
 
 def made(name: str = "2 hosts x 1, 1 Gbit/s, 0 ms: 4 MB") -> Measured:
-    """Two rounds of a case, beside a limit."""
+    """Two rounds of a case, with a limit."""
     case = next(case for case in all_cases() if case.name == name)
     seconds = {"ours flat": [0.04, 0.05], "cross": [0.04, 0.04], "cross reno": [0.05, 0.05]}
     moved = {peer: [1.5 * case.crossing] * 2 for peer in seconds}

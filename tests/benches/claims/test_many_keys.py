@@ -1,4 +1,4 @@
-"""Calls with many keys: both kvstores do the work in each store, and the page has what was measured."""
+"""Calls with many keys: both kvstores do the work in each store, and the page has the measurements."""
 
 from __future__ import annotations
 

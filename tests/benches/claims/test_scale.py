@@ -1,4 +1,4 @@
-"""The page of simulated jobs, and its costs, come from what was found."""
+"""The page of simulated jobs, and its costs, are made from the findings."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def test_a_case_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pyt
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(compiled.compiler() is None, reason="the barrier is C")
 def test_two_hosts_train(python: str) -> None:
-    """All ways come to the same weights, or preparing fails."""
+    """All ways give the same weights, or preparing fails."""
     case = replace(ONE, hosts=2, gbit=10.0)
     with joined(case), TwoHosts(setting(python)) as peer:
         peer.start_prepare(case)
@@ -240,7 +240,7 @@ def test_two_hosts_train(python: str) -> None:
 
 @pytest.mark.timeout(300)
 def test_losses_become_less(python: str) -> None:
-    """Without compression it does not matter who exchanges."""
+    """Without compression the place of the exchange does not matter."""
     if subprocess.run([python, "-c", "import sklearn"], check=False, capture_output=True).returncode:
         pytest.skip("that python has no scikit-learn")
     few = Curves("few", steps=100, seeds=1, every=20, gbit=10.0)

@@ -1,4 +1,4 @@
-"""The program runs real jobs, and sees what is wrong in them."""
+"""The program runs real jobs, and detects their faults."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def pushpull(slot: int, number: int, called: float, error: str = "") -> Event:
     return Event(slot, "pushpull", ("a",), called, called + 0.5, error, "", {"a": number}, read)
 
 
-def test_who_raises_is_told_when_it_raises() -> None:
+def test_a_process_that_raises_is_noted_when_it_raises() -> None:
     plan = plan_of("kill in push", "raise")._replace(victim=1)
     events = [pushpull(0, 1, 1.0), pushpull(1, 1, 1.0), pushpull(0, 2, 2.0, "PeerLostError")]
     assert judge.told(plan, events, [Fault("killed", slot=1, start=1.75)]) == [0.75]
     assert judge.told(plan, events[:2], [Fault("killed", slot=1, start=1.75)]) == [float("inf")]
 
 
-def test_who_goes_on_is_told_by_a_round_without_the_lost_one() -> None:
+def test_a_worker_that_continues_notices_a_round_without_the_lost_one() -> None:
     plan = plan_of("kill in push", "continue")._replace(victim=1)
     events = [pushpull(slot, number, float(number)) for slot in (0, 1) for number in (1, 2)]
     fault = [Fault("killed", slot=1, start=2.25)]
@@ -54,7 +54,7 @@ def test_who_goes_on_is_told_by_a_round_without_the_lost_one() -> None:
 
 
 @pytest.mark.parametrize(("closes", "found"), [("", [0.5]), ("PeerLostError", [0.5, float("inf")])])
-def test_who_was_done_by_then_is_not_told(closes: str, found: list[float]) -> None:
+def test_a_process_that_was_done_by_then_gets_no_error(closes: str, found: list[float]) -> None:
     plan = plan_of("stop below", "raise")._replace(store="dist_async")
     events = [pushpull(0, 1, 1.0), pushpull(0, 2, 3.0), pushpull(1, 1, 1.0)]
     close = Event(1, "close", (), 3.5, 3.75, closes)

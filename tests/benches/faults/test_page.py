@@ -1,4 +1,4 @@
-"""The table keeps what its runs came to, over several calls of the program."""
+"""The table keeps the results of its runs, over several calls of the program."""
 
 from __future__ import annotations
 

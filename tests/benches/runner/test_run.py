@@ -153,7 +153,7 @@ def test_peers_are_picked_beside_ours() -> None:
     assert Instant.prepared == [("ours", "a")]
 
 
-def test_a_claim_that_nobody_knows_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_claim_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["unheard-of"]) == 2
     assert "local,shared" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Costs that explain what was measured."""
+"""Costs that explain the measurements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ costs = st.floats(1e-10, 1e-3)
 
 
 def found_of(case: RealCase, paid: Costs) -> Found:
-    """What a job takes where costs are these."""
+    """Return the time of a job with these costs."""
     worker = [paid.worker_call, paid.worker_message, paid.worker_request, paid.worker_push, paid.worker_pull]
     server = [paid.server_message, paid.server_request, paid.server_push, paid.server_pull]
     per_worker = sum(a * b for a, b in zip(worker, calibrate._of_worker(case), strict=True))

@@ -73,7 +73,7 @@ def test_a_step_takes_at_least_what_its_links_need_and_not_much_more() -> None:
     job = job_of(workers=4, servers=2, per_host=1, keys=keys, link=slow, jitter=0.0)
     assert job.run()
     took = max(job.marks["end 1"]) - min(job.marks["begin 1"])
-    wire = 4 * 16 * MB / 2 / 1e7  # of four workers, half to each server; what comes back overlaps
+    wire = 4 * 16 * MB / 2 / 1e7  # of four workers, half to each server; replies overlap
     assert wire < took < 1.4 * wire
 
 
@@ -86,7 +86,7 @@ def test_a_host_that_sums_first_sends_less() -> None:
     assert used[0] == pytest.approx(4 * used[1], rel=0.01)
 
 
-def test_a_straggler_holds_up_rounds_and_nobody_else() -> None:
+def test_a_straggler_holds_up_rounds_and_nothing_else() -> None:
     took = {}
     for mode in ("sync", "async"):
         job = job_of(mode=mode, jitter=0.0, steps=1, per_host=1)

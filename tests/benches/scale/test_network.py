@@ -69,7 +69,7 @@ def test_processes_of_a_host_share_its_cores(tasks: list[float], cores: int) -> 
         process.post(done.append, number)
     assert clock.run(lambda: len(done) == len(tasks), math.inf)
     free = [0.0] * cores
-    for seconds in tasks:  # whoever comes first has the first core that is free
+    for seconds in tasks:  # the first task gets the first free core
         free[free.index(min(free))] += seconds
     assert clock.now == pytest.approx(max(free), rel=1e-6)
     assert host.busy == pytest.approx(sum(tasks))

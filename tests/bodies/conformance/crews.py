@@ -26,7 +26,7 @@ class Crew:
         self._job: jobs.Job | None = None
 
     def play(self, program: str) -> list[Any]:
-        """Return what each worker has found, or how it was refused."""
+        """Return the results of each worker, or the refusal that it got."""
         workers = self._workers()
         try:
             for worker in workers:

@@ -109,7 +109,7 @@ def more_batches_on_one(play: Play) -> Any:
 
 
 def exception_before_the_step(play: Play) -> Any:
-    """An exception between backward and step on all workers, which go on with the next batch."""
+    """An exception between backward and step on all workers, which continue with the next batch."""
     module = net(play)
     model = play.model(module)
     optimizer = play.optimizer(sgd(module), module)
@@ -139,7 +139,7 @@ class Refuse(torch.autograd.Function):
 
 
 def _exceptional(play: Play, fails: Callable[[int], bool]) -> Any:
-    """Raise in the middle of a backward pass, when some gradients have left; then go on."""
+    """Raise in the middle of a backward pass, after some gradients were sent; then continue."""
     play.seed()
     module = nn.ModuleList([nn.Linear(6, 5), nn.Linear(5, 2)])
 

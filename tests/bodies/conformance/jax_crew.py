@@ -98,7 +98,7 @@ def square(params: Any, rank: int, step: Any) -> Any:
 
 
 def numbers(*trees: Any) -> list[list[float]]:
-    """Return what is compared."""
+    """Return the values to compare."""
     import jax
 
     return [
@@ -186,7 +186,7 @@ def multi_steps(play: Play) -> Any:
 
 
 def multi_steps_around(play: Play) -> Any:
-    """The exchange is inside of MultiSteps: every second pass is averaged, with what was before."""
+    """The exchange is inside of MultiSteps: every second pass is averaged, with the accumulated gradients."""
     import optax
 
     inner = optax.chain(play.reduce(), optax.adam(0.05))

@@ -24,7 +24,7 @@ def _chosen(
 
 
 def _parts(play: Play, which: Callable[[int, int], tuple[int, ...]], parts: int = 2) -> Any:
-    """Train with weight decay, which moves what has a gradient, though it be of zeros."""
+    """Train with weight decay, which changes each parameter with a gradient, even a gradient of zeros."""
     module = Choice(*(net(play) for _ in range(parts)))
     return numbers(train(play, module, partial(sgd, weight_decay=0.1), loss=_chosen(which), ddp=UNUSED))
 
@@ -206,7 +206,7 @@ def types(play: Play) -> Any:
 
 
 def half_types(play: Play) -> Any:
-    """16-bit floats beside others: right within the rounding of their type."""
+    """16-bit floats with other types: right within the rounding of their type."""
     play.seed()
     return numbers(train(play, Mixed(torch.float16, torch.float32, torch.bfloat16, torch.float64)))
 

@@ -1,7 +1,7 @@
-"""What each program must do in each way: the one table of which the tests and the page are made.
+"""The expected outcome of each program in each way: the single table for the tests and the page.
 
 A program is right where its weights are those of one process within rounding and the same bits on all
-workers. What is not right is here, with its words.
+workers. The table lists the programs that are not right, with the reason.
 """
 
 from __future__ import annotations
@@ -64,18 +64,18 @@ class Door:
     """The rows and columns of one front door."""
 
     title: str
-    #: Module of the programs, for the workers, and the names of what they import.
+    #: Module of the programs, for the workers, and the names of the modules that they import.
     module: str
     ways: Mapping[str, Way]
     #: Titles of columns, and the ways in each: by a pattern of their names.
     columns: Mapping[str, str]
-    #: Headings, and the programs below each with what they do.
+    #: Headings, and the programs below each with a description.
     rows: Mapping[str, Mapping[str, str]]
     #: By program and pattern of ways, where not all is right.
     exceptions: Mapping[str, Mapping[str, Outcome]]
 
     def programs(self) -> dict[str, str]:
-        """Return all programs, and what they do."""
+        """Return all programs, with their descriptions."""
         return {name: text for part in self.rows.values() for name, text in part.items()}
 
     def outcome(self, program: str, way: str) -> Outcome:

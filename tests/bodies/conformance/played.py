@@ -29,7 +29,7 @@ Way = dict[str, Any]
 
 
 class Play:
-    """One run of one program: what it builds, and the place of this process."""
+    """One run of one program: the objects that it builds, and the place of this process."""
 
     def __init__(self, way: Way, size: int, store: kv.KVStore | None) -> None:
         self.way, self.size, self.store = way, size, store
@@ -88,7 +88,7 @@ class Play:
             (loss(rank) / (self.scale if divides else 1)).backward()
 
     def no_sync(self, model: Any, optimizer: Any) -> AbstractContextManager[Any]:
-        """Be in a pass whose gradients stay here."""
+        """Run a pass whose gradients are not sent."""
         if self.kind in ("ddp", "hook"):
             return model.no_sync()  # type: ignore[no-any-return]
         return optimizer.no_sync() if self.kind in ("optimizer", "store") else contextlib.nullcontext()
@@ -175,7 +175,7 @@ def sgd(module: nn.Module, **options: Any) -> torch.optim.SGD:
 
 
 def numbers(*values: Any) -> list[list[float]]:
-    """Return what is compared: the numbers of modules, tensors and numbers, exactly."""
+    """Return the values to compare: the numbers of modules, tensors and numbers, exactly."""
     return [_flat(one) for one in values]
 
 

@@ -68,7 +68,7 @@ def _write(param: Parameter, value: Any) -> None:
 
 
 def numbers(*params: Any) -> list[list[float]]:
-    """Return what is compared."""
+    """Return the values to compare."""
     return [[float(x) for p in some for x in np.asarray(p.data(), np.float64).ravel()] for some in params]
 
 

@@ -116,7 +116,7 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "dcasgd": ("dcasgd", {"learning_rate": 0.1}),
     "rmsprop-centered": ("rmsprop", {"learning_rate": 0.01, "centered": True}),
 }
-#: Whose formulas in 1.9.1 are its own.
+#: Rules with formulas of their own in 1.9.1.
 OWN: dict[str, tuple[str, dict[str, Any]]] = {
     "adagrad": ("adagrad", {"learning_rate": 0.1, "wd": 0.01}),
     "adadelta": ("adadelta", {"wd": 0.01}),
@@ -126,7 +126,7 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
     "dcasgd-wd": ("dcasgd", {"learning_rate": 0.1, "wd": 0.1}),
     "test": ("test", {}),
 }
-#: The same, with something to remember beside the states.
+#: The same, with an attribute besides the states.
 ALONE: dict[str, tuple[str, dict[str, Any]]] = {
     "nadam": ("nadam", {"learning_rate": 0.01}),
     "lars-corrected": ("lars", {"learning_rate": 0.1, "momentum": 0.9}),
@@ -179,7 +179,7 @@ def worker(folder: str, kind: str, *names: str) -> None:
 
 
 def worker_resumes(folder: str, kind: str) -> None:
-    """In a job of two: what one worker has saved all load, and go on as if nothing had been."""
+    """In a job of two: all workers load the file of one worker, and continue as without a break."""
 
     def made(steps: range, start_at: list[Any] | None, states: str) -> list[Any]:
         net = network()
@@ -206,7 +206,7 @@ def worker_resumes(folder: str, kind: str) -> None:
 
 
 def refused(kind: str) -> None:
-    """What a job cannot run says so, and what to do."""
+    """An operation that a job cannot run raises, with advice."""
     with kv_mxnet.create(kind) as store:
         for name in ALONE if kind == "shared" else {**OWN, **ALONE}:
             optimizer = mx.optimizer.create(ALL[name][0], **ALL[name][1])
@@ -248,7 +248,7 @@ def settings_change() -> None:
 
 
 def batch_sizes() -> None:
-    """Some that nobody means: nothing changes, at the first step and later, and the next step is as usual."""
+    """Calls without a purpose: nothing changes, at the first step or later, and the next step is as usual."""
     for rule in ("sgd", "adagrad"):
         for kind in ("local", "shared"):
             with kv_mxnet.create(kind) as store:
@@ -272,7 +272,7 @@ def batch_sizes() -> None:
                     assert (net.weight.data().asnumpy() < before).all()
 
 
-#: What a program assigns; other numbers are halved, and 0 and None become an eighth.
+#: The values that a program assigns; other numbers are halved, and 0 and None become an eighth.
 NEW: dict[str, Callable[[], Any]] = {
     "lr": lambda: 0.75,
     "lr_mult": lambda: {0: 0.5, "third": 0.25},
@@ -345,7 +345,7 @@ def every_setting(kind: str = "local") -> None:
                     assigned(changed, setting)
                     assert rule_of(changed).differs(changed) in str(error), (name, setting, error)
                     continue
-                except kv.ConfigError as error:  # MXNet goes on without the state, or fails
+                except kv.ConfigError as error:  # MXNet continues without the state, or fails
                     assert "0 means no state" in str(error), (name, setting, error)
                     assert getattr(made(), setting) == 0
                     continue
@@ -696,7 +696,7 @@ def empty_table() -> None:
 
 
 def resume(kind: str = "local") -> None:
-    """Training that is broken off and goes on gives the weights of training in one go."""
+    """Training that is interrupted and resumed gives the weights of uninterrupted training."""
     with tempfile.TemporaryDirectory() as folder:
         for name in ("adam", "adagrad", "sgd"):
 
@@ -747,7 +747,7 @@ def raised(call: Callable[..., Any], *arguments: Any) -> Exception:
 
 
 def errors() -> None:
-    """What a store made here raises is ours, and MXNet's."""
+    """An error raised by a store made here is ours, and MXNet's."""
     with kv_mxnet.create("local") as store:
         dense, table = nd.ones(3), nd.ones((3, 1)).tostype("row_sparse")
         store.init("w", dense)
@@ -783,7 +783,7 @@ def errors() -> None:
 
 
 def every_error() -> None:
-    """Each class of ours can be one of MXNet's, keeps what it carries, and is made once."""
+    """Each class of ours can be one of MXNet's, keeps its attributes, and is made once."""
 
     @raises_mxnet_error
     def fail(error: Exception) -> None:

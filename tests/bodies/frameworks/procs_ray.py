@@ -71,7 +71,7 @@ def _loses_its_server(folder: str) -> Any:
 
 
 def _dies_once(folder: str) -> Any:
-    """Worker 1 dies after three rounds and comes back; worker 0 waits for it, for the sake of the sums."""
+    """Worker 1 dies after three rounds and rejoins; worker 0 waits for it, so that the sums are exact."""
     here, restart = Path(folder), os.environ["KVSTORE_RESTART"]
     with _open(on_peer_loss="continue") as store:
         if restart == "0":
@@ -180,12 +180,12 @@ def failures(folder: str) -> Any:
         with pytest.raises(kv.errors.TimeoutError) as late:
             Job(num_workers=2, **options).run(time.sleep, 60, timeout=wait)
         found.append(str(late.value))
-    assert len(Job(num_workers=1).run(_pid, timeout=60)) == 1  # what came before has left nothing behind
+    assert len(Job(num_workers=1).run(_pid, timeout=60)) == 1  # the earlier jobs have left nothing behind
     return found
 
 
 def hidden(folder: str) -> Any:
-    """The error of a worker that others lose, though theirs come first."""
+    """The error of a worker that the other workers lose, though their errors arrive first."""
     from kvstore.ray import Job
 
     found: list[Any] = []
@@ -220,7 +220,7 @@ def waits(folder: str) -> Any:
 
 
 def refused(folder: str) -> Any:
-    """What a job says of arguments that it cannot have."""
+    """The errors of a job about arguments that it cannot have."""
     from kvstore.ray import Job
 
     wrong: list[dict[str, Any]] = [
@@ -259,7 +259,7 @@ def refused(folder: str) -> Any:
 
 
 def encrypted(folder: str) -> Any:
-    """As between nodes: addresses that others reach, and keys."""
+    """As between nodes: addresses that other nodes reach, and keys."""
     import ray
 
     from kvstore import ray as front

@@ -1,4 +1,4 @@
-"""Tensors whose memory is not what it seems, in workers; tests/arrays/test_torch_arrays.py starts them."""
+"""Tensors with unusual memory, in workers; tests/arrays/test_torch_arrays.py starts them."""
 
 from __future__ import annotations
 
@@ -284,11 +284,11 @@ def transforms() -> dict[str, str]:
     return found
 
 
-# ---------------------------------------------------------------------------------- what must still work
+# --------------------------------------------------------------------------------- required behaviour
 
 
 def usable(store_name: str) -> None:
-    """Use unusual tensors that have memory as values and outs; what lies beside stays."""
+    """Use unusual tensors that have memory as values and outs; the memory around them stays."""
     torch.set_num_threads(1)
     with kv.create(store_name) as store, torch.inference_mode():
         frozen = torch.arange(6.0)
@@ -382,7 +382,7 @@ def modes() -> dict[str, str]:
 
 
 def drawn(seed: int, count: int) -> None:
-    """Read and write views of any shape, strides, offset, type and sign: all of them and nothing beside."""
+    """Read and write views of any shape, strides, offset, type and sign: all of them and no other memory."""
     random = np.random.default_rng(seed)
     types = (*FLOATS, torch.int8, torch.uint8, torch.int32, torch.int64)
     for _ in range(count):

@@ -95,7 +95,7 @@ def whole_steps(store_name: str, on_store: bool, whole: bool) -> list[float]:
 
 
 def resumed(store_name: str, on_store: bool, folder: str, steps: int, killed_at: int) -> list[float]:
-    """Train on from the newest checkpoint, and die by SIGKILL after a step, if it comes to that."""
+    """Train on from the newest checkpoint, and die by SIGKILL after a step, if this worker reaches it."""
     place()
     model = network(seed=1)
     model.append(nn.BatchNorm1d(10))  # has buffers
@@ -156,7 +156,7 @@ def _learn(how: str, store_name: str, folder: str, steps: int) -> list[float]:
 
 @contextlib.contextmanager
 def _trained(how: str, store_name: str) -> Iterator[tuple[nn.Module, nn.Module, Any]]:
-    """Yield what to call, what has the weights, and the optimizer."""
+    """Yield the function to call, the object with the weights, and the optimizer."""
     own = network()
     sgd: Any = torch.optim.SGD(own.parameters(), lr=RATE, momentum=MOMENTUM)
     if how == "gloo":
@@ -175,7 +175,7 @@ def _trained(how: str, store_name: str) -> Iterator[tuple[nn.Module, nn.Module, 
 
 
 def recorded(how: str, store_name: str, folder: str) -> list[list[int]]:
-    """Train with a timeline, and return what it has: of each step its number, and its buckets."""
+    """Train with a timeline, and return its entries: of each step its number, and its buckets."""
     os.environ["KVSTORE_TIMELINE"] = f"{folder}/timeline"
     place()
     with gloo(folder) if how == "hook" else contextlib.nullcontext():
@@ -264,7 +264,7 @@ def passes(store_name: str) -> list[Any]:
 
 
 def interrupted_as_it_sends(store_name: str, on_store: bool) -> list[str]:
-    """Ctrl-C comes as the gradients are handed to the store: no step may take them for averages."""
+    """Ctrl-C arrives while the gradients are passed to the store: no step may use them as averages."""
     place()
     model, found = network(0), []
     with kv.create(store_name) as store:
@@ -351,7 +351,7 @@ def schedules(store_name: str, on_store: bool) -> list[float]:
 
 
 def states(store_name: str) -> list[Any]:
-    """A state that was saved goes on as if nothing had been."""
+    """Training continues from a saved state as without a break."""
     place()
     found = []
     data = torch.full((1, 64), RANK + 1.0)
@@ -602,7 +602,7 @@ def refused(what: Callable[[], Any]) -> str:
 
 
 def mistakes() -> dict[str, str]:
-    """What is refused in a process of its own."""
+    """Uses that are refused in a process of their own."""
     place()
     model, sgd = network(0), torch.optim.SGD
     found = {}
@@ -685,7 +685,7 @@ class _Away(torch.Tensor):
 
 
 def no_rounds(store_name: str, folder: str) -> list[Any]:
-    """In a store whose workers do not wait nothing is summed; updates in the store are what it is for."""
+    """A store whose workers do not wait sums nothing; it serves for updates in the store."""
     place()
     model = nn.Linear(2, 1, bias=False)
     with gloo(folder), kv.create(store_name) as store:
@@ -771,7 +771,7 @@ def other_models(store_name: str) -> str:
 
 
 def a_loss(store_name: str, how: str, folder: str) -> str:
-    """A worker dies in the backward pass of another; the other is told from step, or from backward."""
+    """A worker dies in the backward pass of another; the other gets the error from step, or from backward."""
     place()
     with gloo(folder) if how == "hook" else contextlib.nullcontext():
         return _a_loss(store_name, how)
@@ -824,7 +824,7 @@ def _uneven(hook: bool) -> list[float]:
                 sgd.zero_grad()
                 model(torch.full((1, 64), (number + RANK) / 8)).square().sum().backward()
                 sgd.step()
-        with model.no_sync():  # nothing is sent, so nobody waits
+        with model.no_sync():  # nothing is sent, so no worker waits
             model(torch.ones(1, 64)).sum().backward()
         store.barrier()
         return weights(own)
@@ -837,7 +837,7 @@ def worlds_differ(folder: str) -> str:
 
 
 def came_back() -> str:
-    """As a worker that the launcher has started again, in a store that goes on without the lost."""
+    """As a worker that the launcher has restarted, in a store that continues without lost workers."""
     place()
     os.environ["KVSTORE_RESTART"] = "1"
     model = network(0)
@@ -856,7 +856,7 @@ def buffers(store_name: str) -> list[Any]:
 
 
 def compressed(store_name: str) -> list[Any]:
-    """With a codec: residuals belong to parameters, and a parameter that nobody uses gets zeros."""
+    """With a codec: residuals belong to parameters, and an unused parameter gets zeros."""
     place()
     model = nn.ModuleList([nn.Linear(4, 1, bias=False), nn.Linear(4, 1, bias=False)])
     with kv.create(store_name) as store:

@@ -51,7 +51,7 @@ def _first(steps: Callable[[], Any], count: int = 6) -> list[Any]:
 
 
 def skipped_step(store_name: str, options: dict[str, Any]) -> list[Any]:
-    """Worker 1 clears its gradients instead of a step; all are told in the next pass, and from then on."""
+    """Worker 1 clears its gradients instead of a step; all get an error in the next pass and later."""
     with training(store_name, options) as (model, optimizer):
         _step(model, optimizer)
         if procs_torch.RANK == 1:
@@ -63,7 +63,7 @@ def skipped_step(store_name: str, options: dict[str, Any]) -> list[Any]:
 
 
 def equal_steps(store_name: str, options: dict[str, Any], on_store: bool) -> list[Any]:
-    """Compare in each step what is equal."""
+    """Compare in each step the values that must be equal."""
     with training(store_name, {"check_every": 1, **options}, on_store) as (model, optimizer):
         return _first(lambda: _step(model, optimizer))
 
@@ -252,7 +252,7 @@ def moved(store_name: str) -> list[str]:
 
 
 def attributes() -> list[Any]:
-    """What is set on the wrapper is set on the wrapped optimizer, but for what replaces a method."""
+    """An attribute set on the wrapper is set on the wrapped optimizer, unless it replaces a method."""
     with training("local", {}) as (_, optimizer):
         inner = optimizer._optimizer
         optimizer.grad_scale, optimizer.mine = torch.ones(1), 3

@@ -144,7 +144,7 @@ def exact(timed: bool) -> dict[str, Any]:
 
 
 def loses(on_peer_loss: str) -> dict[str, Any]:
-    """Worker 1 ends; worker 0 goes on, or is told."""
+    """Worker 1 ends; worker 0 continues, or gets an error."""
     native.record_events(1 << 12)
     store = opened(on_peer_loss=on_peer_loss)
     store.pushpull("small", _full("small", 1))

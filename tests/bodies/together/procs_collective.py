@@ -1,4 +1,4 @@
-"""What the processes of a job do together without a key in the tests; `jobs.py` runs these."""
+"""The processes of jobs in the tests of operations without a key; `jobs.py` runs these."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ F = np.float32
 
 
 def parts(store: Any, name: str, count: int, seed: int) -> list[Array]:
-    """What each worker passes."""
+    """The array that each worker passes."""
     return [draw(name, count, seed + rank) for rank in range(store.num_workers)]
 
 
@@ -137,7 +137,7 @@ def training(kind: str, together: bool) -> dict[str, Any]:
 
 
 def look(store: Any, step: int) -> None:
-    """Reduce what must be exact."""
+    """Reduce values whose sums must be exact."""
     n = store.num_workers
     for count in (3, 2000 + 1000 * step):
         exact = np.full(count, 1 + 2.0**-20, F)
@@ -164,7 +164,7 @@ def written(store: Any, outs: list[Array]) -> dict[str, Any]:
 
 
 def content(path: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return what a file holds; safetensors writes its metadata in an order of chance."""
+    """Return the content of a file; safetensors writes its metadata in an order of chance."""
     metadata, tensors = raw(path)
     return metadata, {name: array.tobytes().hex() for name, array in tensors.items()}
 
@@ -184,7 +184,7 @@ def kinds_of_keys() -> None:
 
 
 def differences() -> list[str]:
-    """Workers that do not call alike are all told, with no array changed; the next call is right."""
+    """Workers that do not call alike all get an error, with no array changed; the next call is right."""
     with create() as store:
         odd = store.rank == store.num_workers - 1
         calls: list[tuple[Array, Array]] = [
@@ -224,7 +224,7 @@ def in_way(store: Any, array: Array, later: bool) -> None:
 
 
 def in_the_background() -> None:
-    """Calls under way at once, short and long, and others between them, are paired in call order."""
+    """Calls in flight at once, short and long, with other calls between them, are paired in call order."""
     with create() as store:
         n, rank = store.num_workers, store.rank
         store.init("w", np.zeros(1000, F))
@@ -293,7 +293,7 @@ def many_shapes() -> int:
 
 
 def after_a_join() -> None:
-    """The last worker has no more batches: means are those of the others."""
+    """The last worker has no more batches: means are those of the other workers."""
     with create() as store:
         n, rank = store.num_workers, store.rank
         array = np.full(3, rank, F)
@@ -438,7 +438,7 @@ def after_many_settings() -> None:
 
 
 def goes_on_with_who_comes_back(count: int) -> dict[str, Any]:
-    """Reduce until the test says stop; who comes back is in the next sums."""
+    """Reduce until the test ends it; a rejoined worker is in the next sums."""
     with create(on_peer_loss="continue") as store:
         store.init("w", np.zeros(3, F))
         seen, stop, told = [], False, False
@@ -465,7 +465,7 @@ def said(line: str) -> bool:
 
 
 def on_gpus() -> None:
-    """Arrays of GPUs, beside arrays of the host, on streams where nothing happens before somebody waits."""
+    """Arrays of GPUs and of the host together, on streams where work runs only when a thread waits for it."""
     from fake_cuda import install
     from real_gpu import RealArray
 

@@ -78,7 +78,7 @@ def load_without_states(of: int, late: float, path: str, size: int, rule: str, w
 
 
 def whole_keys(of: int, late: float, rule: str, verb: str, rows: bool) -> list[str]:
-    """Set an optimizer that needs whole tensors while a slower worker still reads what was there before."""
+    """Set an optimizer that needs whole tensors while a slower worker still reads the old values."""
     worker = Worker(of, late)
     store, shape, keys = worker.store, (1500, 3), ["a", "b"]
     store.init(keys, [np.ones(shape, np.float32)] * 2)
@@ -114,7 +114,7 @@ def _row_gradient(key: str, rank: int) -> kv.RowSparseArray:
 
 
 def tables(of: int, late: float, rule: str, path: str, held: bool, width: int) -> list[Any]:
-    """Push rows of tables; read ids and bits of what is stored in each way that there is."""
+    """Push rows of tables; read ids and bits of the stored rows in each possible way."""
     worker = Worker(of, late)
     store, keys = worker.store, ["a", "b"]
     first = np.arange(0, 40, 1 if held else 9)

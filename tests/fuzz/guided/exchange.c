@@ -1,4 +1,5 @@
-/* Replies to a worker's exchange, also of rows: what is not as expected writes nothing, and what is its own value only. */
+/* Replies to a worker's exchange, also of rows: an unexpected reply writes nothing, an expected one its own value
+ * only. */
 #include "input.h"
 #include <pthread.h>
 #include "job_chunks.h"
@@ -20,7 +21,7 @@ static char *segment;
 
 static fuzz_coming *fuzz_coming_at(int fd) { return &coming; }
 
-/* The server writes meanwhile, or there is no memory. */
+/* The server writes at the same time, or there is no memory. */
 static int run(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads)
 {
     if (asked.flags & FAILS)
@@ -141,7 +142,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         check(x);
     MUST(!kp_unplace(&s));
     drop_messages(&s);
-    for (int i = 0; i <= (x != &all[0]); i++) /* from now on what comes is written nowhere else */
+    for (int i = 0; i <= (x != &all[0]); i++) /* from now on replies are written nowhere else */
         forget_parts(&all[i]);
     while (s.end < KP_CLOSED && fuzz_next(&in, &event)) {
         event.what %= N_COMING;

@@ -1,5 +1,5 @@
-/* What a fuzzer makes up, as it comes over a socket: events of four bytes, {what, with, number}, and after those of BYTES
- * so many bytes of the input. Descriptors from FIRST_FD on are no sockets; they have what was made up. */
+/* The input of a fuzzer, as a socket delivers it: events of four bytes, {what, with, number}, and after those of BYTES
+ * so many bytes of the input. Descriptors from FIRST_FD on are no sockets; they deliver the input. */
 #ifndef FUZZ_INPUT_H
 #define FUZZ_INPUT_H
 
@@ -70,7 +70,7 @@ static fuzz_coming fuzz_come(fuzz_input *in, const fuzz_event *event)
     return coming;
 }
 
-static fuzz_coming *fuzz_coming_at(int fd); /* of the target: what comes at a descriptor */
+static fuzz_coming *fuzz_coming_at(int fd); /* of the target: the data at a descriptor */
 
 static size_t fuzz_give(fuzz_coming *coming, void *to, size_t room)
 {

@@ -1,4 +1,4 @@
-/* A server's links: three workers' bytes, as they come, with all that may go away meanwhile. What is answered must be for
+/* A server's links: three workers' bytes, as they arrive, while anything may end. A reply must be for
  * the worker that reads it, and well formed; memory fails now and then. The server is that of ../links.c. */
 #include "input.h"
 #define SEGMENT_BYTES 24576 /* as little as may be: it is made for each case */

@@ -26,7 +26,7 @@ def event(what: int, to: int, number: int, data: bytes = b"") -> bytes:
 
 
 def message(batch: Batch, to: int = 0, step: int = 1 << 15) -> bytes:
-    """Write what a stream has of a batch; large payloads are filled with one byte."""
+    """Write the bytes of a batch on a stream; large payloads are filled with one byte."""
     first, *payloads = (bytes(frame) for frame in _CODEC.encode(batch))
     first = first[:4] + struct.pack("<H", VERSION) + first[6:8] + struct.pack("<Q", JOB) + first[16:]
     sizes = [len(first), *map(len, payloads)]
@@ -119,7 +119,7 @@ def reply(kind: int, code: int, flags: int, first: int, at: int) -> tuple[Record
 
 
 def rows() -> Iterator[bytes]:
-    """Rows of three tables, as a server tells them: ids in one frame, rows in the next."""
+    """Rows of three tables, as a server sends them: ids in one frame, rows in the next."""
     for slice_, count, size in ((0, 2, 8192), (1, 4096, 4), (2, 3, 7000)):
         ids = struct.pack(f"<{count}q", *range(count)) if count < 9 else b"\1" * 8 * count
         record = Record(Kind.VALUE, slice_, 1, rows=count)
@@ -139,7 +139,7 @@ def streams() -> Iterator[bytes]:
 
 
 def chunks(raw: bytes) -> bytes:
-    """Put what the events bring into chunks, as cipher.h has them."""
+    """Put the bytes of the events into chunks, as cipher.h has them."""
     found, at = b"", 0
     while at < len(raw):
         what, _, number = struct.unpack_from("<BBH", raw, at)

@@ -1,4 +1,4 @@
-/* Bytes at a stream, plain or encrypted: what comes out is whole messages within the limits, and nothing else. */
+/* Bytes at a stream, plain or encrypted: it returns whole messages within the limits, and nothing else. */
 #include "input.h"
 #include "stream.h"
 
@@ -8,7 +8,7 @@ static fuzz_coming coming;
 
 static fuzz_coming *fuzz_coming_at(int fd) { return &coming; }
 
-/* A cipher that takes a chunk if its tag begins as it should: what is decrypted is made up, too. */
+/* A cipher that takes a chunk if its tag begins as it should: the decrypted data is made up, too. */
 static int seal(unsigned char *sealed, unsigned char *tag, unsigned long long *tag_bytes, const unsigned char *text,
                 unsigned long long nbytes, const unsigned char *ad, unsigned long long ad_bytes,
                 const unsigned char *none, const unsigned char *nonce, const unsigned char *key)

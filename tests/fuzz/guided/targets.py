@@ -24,14 +24,14 @@ FOLDERS = (
 )
 CHECKS = "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all"
 FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-w", "-O1", "-g", *CHECKS, *(f"-I{one}" for one in FOLDERS))
-#: Memory that is freed is kept for a while, to see who uses it; as little as that takes.
+#: Freed memory is kept for a while, to detect later uses; as little as that needs.
 OPTIONS = {"ASAN_OPTIONS": "quarantine_size_mb=8", "UBSAN_OPTIONS": "print_stacktrace=1"}
 MOST_BYTES = 4096  # of an input
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What a run came to."""
+    """The result of a run."""
 
     cases: int
     a_second: int
@@ -54,7 +54,8 @@ def clang() -> str | None:
 
 def build(compiler: str, name: str, folder: Path, source: Path | None = None) -> Path:
     program = folder / name
-    # Codecs are compared between all levels of the kernels; the others have one, which compiles sooner.
+    # Codecs are compared between all levels of the kernels; the other targets have one, which compiles
+    # sooner.
     levels = () if name == "codecs" else ("-DKV_ONE_LEVEL",)
     command = [compiler, *FLAGS, *levels, str(source or HERE / f"{name}.c"), "-o", str(program)]
     command += ["-pthread", "-lm"]
@@ -65,7 +66,7 @@ def build(compiler: str, name: str, folder: Path, source: Path | None = None) ->
 
 
 def check(compiler: str, name: str) -> str:
-    """Return what a compiler has against a target."""
+    """Return the objections of a compiler to a target."""
     command = [compiler, *FLAGS, "-fsyntax-only", str(HERE / f"{name}.c")]
     return subprocess.run(command, capture_output=True, text=True, check=False).stderr
 

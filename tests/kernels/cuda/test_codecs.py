@@ -25,7 +25,7 @@ CODEC_SPECS = [spec for spec in all_specs() if spec.codec]
 
 
 class Coded(NamedTuple):
-    """What quantising gives: words as bytes, what is left, and what decoding the words gives."""
+    """The results of quantising: words as bytes, the residual, and the decoded words."""
 
     words: Array
     left: Array

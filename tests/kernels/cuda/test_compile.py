@@ -1,4 +1,4 @@
-"""The compile gate: what the compiler makes of every kernel, on machines without a GPU."""
+"""The compile gate: the compiler's output for every kernel, on machines without a GPU."""
 
 from __future__ import annotations
 

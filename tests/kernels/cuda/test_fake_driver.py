@@ -1,4 +1,4 @@
-"""The driver without a GPU notices what a real one would not forgive."""
+"""The driver without a GPU detects errors that a real one would not forgive."""
 
 from __future__ import annotations
 

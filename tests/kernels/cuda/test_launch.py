@@ -70,7 +70,7 @@ def test_a_kernel_is_loaded_once_for_a_device(fake_cuda: FakeDriver) -> None:  #
 
 
 def test_work_happens_in_the_order_of_the_stream(fake_cuda: FakeDriver) -> None:  # noqa: F811
-    """On a lazy driver nothing is launched before somebody waits."""
+    """On a lazy driver nothing is launched before a thread waits."""
     from cuda.core import Device
 
     fake_cuda.lazy = True

@@ -1,4 +1,4 @@
-"""Sums: the bits of NumPy and of the CPU kernels, whatever the size, the place and the number of values."""
+"""Sums: the bits of NumPy and of the CPU kernels, for any size, place and number of values."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ Key = tuple[int, int, int]  # elements, values, outs
 
 
 class Case:
-    """One key: what is there before, and what must be there after."""
+    """One key: its values before, and the expected values after."""
 
     def __init__(self, spec: Spec, key: Key, seed: int, special: bool) -> None:
         n, k, m = key

@@ -1,4 +1,4 @@
-"""What comes twice, and out of order."""
+"""Repeated messages, and messages out of order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DUPLICATES = [
         REQUESTS,
         "        if session.waits(sequence):\n            self._effects.report(session)\n        elif",
         "        if",
-        "a repeat of what waits is answered",
+        "a repeat of a waiting request is answered",
     ),
     Mutant(
         "duplicates",
@@ -38,7 +38,7 @@ DUPLICATES = [
         STORE,
         "        elif session.take(sequence):",
         "        elif session.take(sequence) or True:",
-        "what is far ahead is taken",
+        "a request far ahead is accepted",
         "tests/stores/parameter_server/server/test_machine.py::test_a_request_too_far_ahead_is_not_taken",
     ),
     Mutant(
@@ -46,14 +46,14 @@ DUPLICATES = [
         C_SESSIONS,
         "return number <= d->low || (number",
         "return number < d->low || (number",
-        "the last request comes twice",
+        "the last request is applied twice",
     ),
     Mutant(
         "duplicates",
         C_SESSIONS,
         "kp_has_number(&d->above, number));\n}",
         "0);\n}",
-        "what came out of order comes twice",
+        "a request out of order is applied twice",
     ),
     Mutant(
         "duplicates",
@@ -83,7 +83,7 @@ DUPLICATES = [
         STORE,
         "return not (members.sync or members.restarted) and sequence > session.low + 1",
         "return False",
-        "what has overtaken others is done at once",
+        "a push that has overtaken others is applied at once",
         "tests/stores/parameter_server/server/test_machine.py::test_an_async_push_waits_for_one_that_it_has_overtaken",
     ),
 ]

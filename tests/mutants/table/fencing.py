@@ -1,4 +1,4 @@
-"""Losses, those who come back, and what has come of the dead."""
+"""Losses, rejoined workers, and the pushes of the dead."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FENCING = [
         MEMBERS,
         "- set(view.resting) - self.rejoining",
         "- self.rejoining",
-        "who has joined is waited for",
+        "a joined worker is waited for",
     ),
     Mutant(
         "fencing",
         MEMBERS,
         "- set(view.resting) - self.rejoining",
         "- set(view.resting)",
-        "who comes back is waited for at once",
+        "a rejoined worker is waited for at once",
     ),
     Mutant(
         "fencing",
@@ -52,23 +52,23 @@ FENCING = [
         MEMBERS,
         "            rounds.lose({rank}, last)",
         "            pass",
-        "what the one before pushed stays",
-        "tests/stores/parameter_server/server/test_machine.py::test_what_one_that_has_left_pushed_is_in_no_round_of_who_has_its_rank_now",
+        "a push of the earlier process stays",
+        "tests/stores/parameter_server/server/test_machine.py::test_a_push_of_a_worker_that_has_left_is_in_no_round_of_its_successor",
     ),
     Mutant(
         "fencing",
         MEMBERS,
         "                rounds.pass_over(rank, last)",
         "                pass",
-        "rounds wait for who comes later",
+        "rounds wait for a worker that enters later",
     ),
-    Mutant("fencing", MEMBERS, "view.begin >= 0", "False", "nobody collects a join point"),
+    Mutant("fencing", MEMBERS, "view.begin >= 0", "False", "no join point is collected"),
     Mutant(
         "fencing",
         STORE,
         "        if members.incarnations.get(rank) != attach.incarnation:",
         "        if False:",
-        "who is no member is let in",
+        "a process that is no member is admitted",
         "tests/stores/parameter_server/server/test_machine.py::test_an_old_process_is_fenced",
     ),
     Mutant(
@@ -76,7 +76,7 @@ FENCING = [
         STORE,
         "            self.requests.leave(self.sessions.close(rank))",
         "            self.requests.leave(self.sessions.by_rank[rank])",
-        "who is gone keeps its session",
+        "a lost worker keeps its session",
     ),
     Mutant(
         "fencing", STORE, "            rounds.lose(lost_parts)", "            pass", "parts of the lost count"
@@ -93,7 +93,7 @@ FENCING = [
         STORE,
         "            self.requests.fail_waiting(failure)",
         "            pass",
-        "who waits is not told of a loss",
+        "a waiting worker is not notified of a loss",
         "tests/stores/parameter_server/server/test_machine.py::test_a_broken_store_reads_and_does_not_write",
     ),
     Mutant(

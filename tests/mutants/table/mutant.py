@@ -23,7 +23,7 @@ SIMULATED, PROCESSES, PROGRAMS = "simulated", "processes", "programs"
 
 
 class Mutant(NamedTuple):
-    """A text that is replaced by another, the promise that this breaks, and what sees it."""
+    """A text that is replaced by another, the promise that this breaks, and the run that detects it."""
 
     group: str
     file: str

@@ -13,7 +13,7 @@ PHASES = [
         ARRIVALS,
         "            arrived |= kv_bit(w);\n        } else if",
         "            arrived |= kv_bit(w & ~1);\n        } else if",
-        "who has arrived is mistaken",
+        "the arrived workers are mistaken",
         SHARED,
     ),
     Mutant(
@@ -21,7 +21,7 @@ PHASES = [
         ARRIVALS,
         "members & kv_bit(w) && kv_get(&part[w].first) <= round)",
         "0)",
-        "a round waits for nobody",
+        "a round waits for no worker",
         SHARED,
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""When rounds begin and end, and who is answered."""
+"""Begins and ends of rounds, and the workers that are answered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROUNDS = [
         "a skipped rank is waited for",
     ),
     Mutant(
-        "rounds", ROUNDS, "there = set(self.ranks(round))\n", "there = set(needed)\n", "nobody is missing"
+        "rounds", ROUNDS, "there = set(self.ranks(round))\n", "there = set(needed)\n", "no worker is missing"
     ),
     Mutant(
         "rounds",
@@ -28,7 +28,7 @@ ROUNDS = [
         ROUNDS,
         "            if self.missing(self.round + 1, needed):",
         "            if len(self.missing(self.round + 1, needed)) > 1:",
-        "a round does not wait for the last one",
+        "a round does not wait for the last worker",
     ),
     Mutant(
         "rounds",
@@ -70,21 +70,21 @@ ROUNDS = [
         REQUESTS,
         "            self._settle(rounds)\n            self._advance(rounds)\n\n    def given_up",
         "            self._advance(rounds)\n\n    def given_up",
-        "nobody is answered after a round",
+        "no worker is answered after a round",
     ),
     Mutant(
         "rounds",
         REQUESTS,
         "            if self._readable(rounds, one[1]):",
         "            if True:",
-        "whoever waits is answered by any round",
+        "a waiting pull is answered by any round",
     ),
     Mutant(
         "rounds",
         REQUESTS,
         "if members.collecting_join_point and self",
         "if False and self",
-        "rounds go on while a join point is sought",
+        "rounds continue while a join point is sought",
     ),
     Mutant(
         "rounds",
@@ -98,7 +98,7 @@ ROUNDS = [
         C_ROUNDS,
         "    return kp_first_missing(open, members) == KV_NOBODY;",
         "    return 1;",
-        "a round waits for nobody",
+        "a round waits for no worker",
     ),
     Mutant(
         "rounds",
@@ -126,8 +126,8 @@ ROUNDS = [
         C_ROUNDS,
         "    w->n = left;\n",
         "",
-        "who waited waits on",
-        "tests/stores/parameter_server/native/test_rounds.py::test_who_has_been_answered_waits_no_more",
+        "an answered worker waits on",
+        "tests/stores/parameter_server/native/test_rounds.py::test_a_worker_that_has_been_answered_waits_no_more",
     ),
     Mutant(
         "rounds",
@@ -149,14 +149,14 @@ ROUNDS = [
         C_ROUNDS,
         "            w->all[left++] = *one;",
         "            left += 0;",
-        "who waits for a later round is forgotten",
+        "a wait for a later round is forgotten",
     ),
     Mutant(
         "rounds",
         C_ROUNDS,
         "|| (ahead == 1 && slice->busy == KP_ROUND))",
         ")",
-        "a part comes to a round that is summed",
+        "a part arrives at a round that is summed",
         "tests/stores/parameter_server/native/test_rounds.py::test_what_needs_more_is_left_to_python_and_changes_nothing",
     ),
     Mutant(

@@ -56,7 +56,7 @@ SETTINGS = [
         SERVED_OPTIMIZER,
         "            self.updates = self.num_update = 0\n",
         "            pass\n",
-        "counts go on with the next optimizer",
+        "counts continue with the next optimizer",
     ),
     _of(
         SERVED_OPTIMIZER,
@@ -68,6 +68,6 @@ SETTINGS = [
         WORKER_OPTIMIZER,
         "UpdateClock(optimizer.begin_num_update, epoch=answer.epoch)\n",
         "UpdateClock(optimizer.begin_num_update, self.clock.counts, self.clock.time, answer.epoch)\n",
-        "a schedule counts what was pushed before it",
+        "a schedule counts earlier pushes",
     ),
 ]

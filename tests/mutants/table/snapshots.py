@@ -1,4 +1,4 @@
-"""A server that comes back."""
+"""A restarted server."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ SNAPSHOTS = [
         STORE,
         "[[one.id, one.round] for one",
         "[[one.id, max(0, one.round - 1)] for one",
-        "a snapshot tells an older round",
+        "a snapshot contains an older round",
     ),
     Mutant(
         "snapshots",
         STORE,
         "sessions = () if self.members.sync else self.sessions.by_rank.values()",
         "sessions = ()",
-        "what had come is not in the snapshot",
+        "received requests are not in the snapshot",
     ),
     Mutant(
         "snapshots",
@@ -38,14 +38,14 @@ SNAPSHOTS = [
         MEMBERS,
         "                    rounds.pass_over(seat, max(round_, rounds.skip.get(seat, 0)))",
         "                    pass",
-        "rounds wait for what is lost",
+        "rounds wait for lost parts",
     ),
     Mutant(
         "snapshots",
         MEMBERS,
         "if self.returning is None or not self.incarnations.keys() <= self.returning.keys():",
         "if self.returning is None:",
-        "a server that came back waits for one",
+        "a restarted server waits for one worker",
     ),
     Mutant(
         "snapshots",
@@ -66,7 +66,7 @@ SNAPSHOTS = [
         REQUESTS,
         "if ahead <= 0 or (ahead == 1 and rounds.busy == _ROUND):",
         "if ahead == 1 and rounds.busy == _ROUND:",
-        "what comes again after its round is refused",
+        "a repeated push after its round is refused",
     ),
     Mutant(
         "snapshots",

@@ -63,7 +63,7 @@ class Command:
 
     @property
     def error(self) -> str:
-        """What it has said last on its terminal, if that is an error."""
+        """Return the last line on its terminal, if that is an error."""
         found = re.findall(r"^Error: .*$", self.shown.replace("\r", ""), re.MULTILINE)
         return found[-1] if found else ""
 
@@ -81,7 +81,7 @@ class Command:
         return found
 
     def close(self) -> None:
-        """Kill what a failed test has left of the command; its processes end with it."""
+        """Kill the processes that a failed test has left; those of the command end with it."""
         self.process.kill()
         self.process.communicate()
         os.close(self._terminal)

@@ -22,7 +22,7 @@ def keys(dtype: str) -> list[BenchKey]:
 
 
 def pushed(dtype: str) -> Iterator[KeyArrays]:
-    """What each worker pushes."""
+    """The values that each worker pushes."""
     for rank in range(WORKERS):
         gradients = KeyArrays(keys(dtype))
         gradients.write_pattern(rank)

@@ -1,4 +1,4 @@
-"""The command as a whole: real stores and peers on small keys, what it prints, and what it refuses."""
+"""The command as a whole: real stores and peers on small keys, its output, and its refusals."""
 
 from __future__ import annotations
 

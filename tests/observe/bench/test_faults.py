@@ -1,4 +1,4 @@
-"""A worker that dies, and a command that is asked to end: what is said, and that nothing is left."""
+"""A worker that dies, and a command that is stopped: the messages, and no remaining processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists of keys: known networks, and files in three forms; what is none of them is refused, and why."""
+"""Lists of keys: known networks, and files in three forms; any other file is refused, with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is too large is refused before anything is started, with what is needed and what there is."""
+"""Sizes that are too large are refused before the start, with the needed and the available memory."""
 
 from __future__ import annotations
 

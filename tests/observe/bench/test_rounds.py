@@ -1,4 +1,4 @@
-"""Turns of ways whose times are given: their order, their lengths, what counts."""
+"""Turns of ways whose times are given: their order, their lengths, the counted turns."""
 
 from __future__ import annotations
 

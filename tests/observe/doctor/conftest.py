@@ -28,7 +28,7 @@ def tree(tmp_path: Path) -> Callable[[Mapping[str, str]], Path]:
 
 
 class Report(NamedTuple):
-    """What the command printed with --json: its exit code, and its findings by subject."""
+    """The output of the command with --json: its exit code, and its findings by subject."""
 
     code: int
     found: dict[str, dict[str, str]]

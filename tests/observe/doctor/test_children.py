@@ -104,7 +104,7 @@ with open(sys.argv[1], "w+b") as file:
 def test_what_an_mpi_leaves_in_shared_memory_is_removed(marked: Job) -> None:
     name = Path(f"/dev/shm/vader_segment_test_{os.getpid()}_0")
     other = name.with_name(f"{name.name}1")
-    other.touch()  # of somebody else
+    other.touch()  # of another user
     try:
         command = f"[sys.executable, '-c', {MAPS!r}, {str(name)!r}]"
         start = f"import subprocess, sys; subprocess.Popen({command}, stdin=subprocess.PIPE).wait()"

@@ -1,4 +1,4 @@
-"""``kvstore doctor --hosts``: other hosts behind a stand-in for ssh, whose answers can be altered."""
+"""``kvstore doctor --hosts``: other hosts behind a stand-in for ssh, with answers that can be altered."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_dependencies_that_do_not_fit_are_an_error_with_the_command() -> None:
     ("numba", "core", "level"),
     [
         (None, None, "ok"),
-        ("0.60", None, "ok"),  # of somebody else's
+        ("0.60", None, "ok"),  # of another package
         ("0.68.1", "1.2", "ok"),
         ("0.60", "1.2", "warning"),
     ],

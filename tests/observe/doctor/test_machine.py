@@ -1,4 +1,4 @@
-"""Processors, memory and pages: of this machine, and of others from trees of files and numbers."""
+"""Processors, memory and pages: of this machine, and of other machines from trees of files and numbers."""
 
 from __future__ import annotations
 

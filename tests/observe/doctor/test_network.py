@@ -22,7 +22,7 @@ def test_interfaces_are_named_without_addresses() -> None:
 
 
 def test_a_host_name_without_an_address_is_a_warning() -> None:
-    found = finding(network.host_name, "a..b")  # no name at all: nobody is asked for it
+    found = finding(network.host_name, "a..b")  # no name at all: no resolver is asked for it
     assert found.level == "warning"
     assert "/etc/hosts" in found.cure
     assert finding(network.host_name, "127.0.0.1").level == "ok"

@@ -1,4 +1,4 @@
-"""The command as a whole: what it prints, its exit code, and what it does not tell."""
+"""The command as a whole: its output, its exit code, and the secrets it does not print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each store's test is passed here, and fails where sums are wrong, missing, or never come."""
+"""Each store's test is passed here, and fails where sums are wrong, missing, or never arrive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The counters of a process, the page that others read, and the ring of events."""
+"""The counters of a process, the page that other processes read, and the ring of events."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_names_that_are_too_long_are_cut(counters: native.Counters) -> None:
     assert counters.read()["store"] == "s" * 63
 
 
-def test_times_are_taken_while_somebody_asks(counters: native.Counters) -> None:
+def test_times_are_measured_on_request(counters: native.Counters) -> None:
     assert not counters.timed
     assert counters.begin() == 0
     counters.end(MOVING, 0)
@@ -121,7 +121,7 @@ def test_times_are_taken_while_somebody_asks(counters: native.Counters) -> None:
     counters.quiet = False
     begin = counters.begin()
     counters.take_times(0)
-    counters.end(MOVING, begin)  # what has begun is taken
+    counters.end(MOVING, begin)  # the recorded begin is used
     counters.end(MOVING, counters.begin())
     found = counters.read()
     assert found["spans"] == [0, 2, 0, 0, 0]
@@ -232,7 +232,7 @@ def test_another_process_reads_the_page_and_asks_for_times(one: jobs.Job) -> Non
     worker.expect("timed")
     assert pages(pid)[0]["spans"][WAITING] == 1
     with pytest.raises(PermissionError):
-        os.ftruncate(descriptor, 10)  # who reads it would be killed
+        os.ftruncate(descriptor, 10)  # a reader would be killed
     os.close(descriptor)
     worker.say("go")
     one.results()

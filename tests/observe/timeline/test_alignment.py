@@ -84,7 +84,7 @@ def test_the_shortest_round_trip_counts_and_a_late_one_too() -> None:
         clock.add(sent, sent + 7000 + trip // 2, sent + trip)
     assert clock.samples == [ClockSample(1200, 7000, 100)]
     hour = 3600 * 10**9
-    clock.add(hour, hour + 9000 + 500, hour + 1000)  # clocks may have drifted apart meanwhile
+    clock.add(hour, hour + 9000 + 500, hour + 1000)  # clocks may have drifted apart since
     assert clock.samples == [ClockSample(1200, 7000, 100), ClockSample(hour + 1000, 9000, 500)]
     clock.add(hour, hour, hour - 1)
     assert len(clock.samples) == 2

@@ -48,7 +48,7 @@ def timeline(*arguments: object) -> Result:
 
 
 def done(job: Job, kind: str, *arguments: str, text: str = TRAIN) -> None:
-    job.environment |= {"STORE": kind, "KVSTORE_DEAD_AFTER": "60"}  # nobody is lost, on a busy machine too
+    job.environment |= {"STORE": kind, "KVSTORE_DEAD_AFTER": "60"}  # no process is lost, even if busy
     launcher = job.run(*arguments, text=text)
     _, err = launcher.communicate(timeout=pace.seconds(100))
     assert launcher.returncode == 0, err
@@ -75,7 +75,7 @@ def test_all_processes_of_a_job_with_servers_write(job: Job, folder: Path, tmp_p
 
 
 def test_clocks_are_compared_with_the_schedulers(job: Job, folder: Path) -> None:
-    """All processes of this machine have one clock: what is measured between them is 0, within its bounds."""
+    """All processes of this machine have one clock: the measured difference is 0, within its bounds."""
     done(job, "dist_sync", "-n", "2", "-s", "1")
     for name, file in files(folder).items():
         assert bool(file.scheduler) == (name != "scheduler 0")
@@ -118,7 +118,7 @@ def test_of_a_process_that_is_killed_there_is_no_file(job: Job, folder: Path) ->
 
 
 def test_workers_that_sigterm_ends_write_and_the_missing_are_named(job: Job, folder: Path) -> None:
-    """Worker 1 is killed; the launcher ends the others while they wait for it."""
+    """Worker 1 is killed; the launcher ends the other workers while they wait for it."""
     text = TRAIN + "    if step == 9 and RANK == 1: os.kill(os.getpid(), 9)\n"
     job.environment |= {"STORE": "shared", "KVSTORE_TIMEOUT": "200"}
     waiting = text.replace("store.pushpull(", "pushpull(").replace("for step", WAITS + "for step")

@@ -1,4 +1,4 @@
-"""Spans of one thread are nested in a trace, whatever they are."""
+"""Spans of one thread are nested in a trace, for any spans."""
 
 from __future__ import annotations
 

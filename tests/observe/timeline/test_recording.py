@@ -1,4 +1,4 @@
-"""KVSTORE_TIMELINE: a process writes what it has recorded when it ends or is asked; it never ends a job."""
+"""KVSTORE_TIMELINE: a process writes its record when it ends or on request; it never ends a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report says where the time goes, and for whom the others wait."""
+"""The report shows the shares of the time, and the workers that the others wait for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAIT = len(CALLS)
 
 
 def steps(count: int, waiting: float, whom: int, **about: object) -> list[Row]:
-    """Steps of 10 ms: 2 in the store beside the wait, the rest outside."""
+    """Steps of 10 ms: 2 in the store besides the wait, the rest outside."""
     rows = []
     for at in range(count):
         begin, end = 10.0 * at + 8 - waiting, 10.0 * at + 10
@@ -120,7 +120,7 @@ def test_shares_add_up_whatever_the_events_are(
     list(text.lines(made))
 
 
-def test_servers_see_who_comes_last_and_by_how_much() -> None:
+def test_servers_see_the_last_worker_and_its_delay() -> None:
     rows = []
     for round in range(10):
         late, lead = (1, 3) if round < 8 else (0, 2)
@@ -137,7 +137,7 @@ def test_servers_see_who_comes_last_and_by_how_much() -> None:
 
 
 def test_workers_of_a_shared_store_say_themselves_when_they_arrive() -> None:
-    """One of them has another store beside it, and numbers its stores differently."""
+    """One of them has another store besides it, and numbers its stores differently."""
     files = []
     for rank in range(3):
         nth = int(rank == 1)

@@ -232,8 +232,8 @@ def test_ranks_without_a_file_and_lost_events_are_said(tmp_path: Path) -> None:
     ]
 
 
-def test_of_who_was_lost_and_is_back_a_file_is_missing() -> None:
-    """Each of the others tells of it."""
+def test_of_a_worker_that_was_lost_and_is_back_a_file_is_missing() -> None:
+    """Each of the other processes has an event of it."""
     rows = [row(LOST, 1, 1, slice=NO_SLICE, whom=1), row(BACK, 2, 2, slice=NO_SLICE, whom=1)]
     files = [file(rows), file(rows, role="server"), file([], rank=1)]
     told = "worker 1 was lost and is back; there is no file of what it did before"

@@ -21,7 +21,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 class Shown(NamedTuple):
-    """What the command printed: its exit code, one view for each line, and its last line on stderr."""
+    """The output of the command: its exit code, one view for each line, and its last line on stderr."""
 
     code: int
     views: list[dict[str, Any]]

@@ -74,7 +74,7 @@ def test_a_wait_says_for_whom_and_how_long() -> None:
     assert row(None, look(12)).waiting is None
 
 
-def test_a_process_that_stands_still_waits_for_nobody() -> None:
+def test_a_process_that_stands_still_waits_for_none() -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
         process.send_signal(signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)
@@ -86,7 +86,7 @@ def test_a_process_that_stands_still_waits_for_nobody() -> None:
 
 
 def large() -> StoreRow:
-    """A row whose values have as many digits as there can be."""
+    """A row of values with as many digits as there can be."""
     found = row(look(10), look(12, rank=1023, place=31, waiting_since=SECOND // 1000, whom=-1024))
     names = ("rounds", "calls", "sent_bytes", "received_bytes")
     rates: dict[str, Any] = {f"{name}_per_second": 123456.7 for name in names}

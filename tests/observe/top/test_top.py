@@ -1,4 +1,4 @@
-"""`kvstore top` finds jobs of real processes, and shows what they do."""
+"""`kvstore top` finds jobs of real processes, and shows their work."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ with kv.create(os.environ["STORE"]) as store:
 
 
 def train(job: Job, *arguments: str, text: str = TRAIN) -> subprocess.Popen[bytes]:
-    """Start a job that trains until it is told to stop."""
+    """Start a job that trains until the test stops it."""
     return job.run(*arguments, text=text, stdout=subprocess.DEVNULL)
 
 
@@ -197,7 +197,7 @@ def in_terminal(command: list[str], columns: int) -> tuple[int, int]:
 
 
 def read_until(terminal: int, pattern: str) -> str:
-    """Read what a terminal shows until there is what is waited for."""
+    """Read the screen of a terminal until the expected text is there."""
     text, deadline = "", pace.deadline(PATIENCE)
     while not re.search(pattern, text, re.DOTALL):
         assert time.monotonic() < deadline, text

@@ -1,4 +1,4 @@
-"""The store over an engine, with engines that are not real: what it hands down, and what it does with errors.
+"""The store over an engine, with engines that are not real: its calls to the engine, and its errors.
 
 Whether it does the right thing over real ones is for tests/engines.
 """
@@ -36,7 +36,7 @@ ALL = ("float32", "float64", "int8", "uint8", "int32", "int64")
 
 
 class Mirror:
-    """An engine whose other processes do what this one does."""
+    """An engine whose other processes make the same calls as this process."""
 
     name = "mirror"
     rank = 0

@@ -1,4 +1,4 @@
-"""What the store asks of BytePS; it has never run on a live one.
+"""The store's calls to BytePS; it has never run on a live one.
 
 BytePS is played here, by its signatures as they were recorded from its source. tests/engines runs the store
 in two processes on a stand-in that sums over `dist_sync`.
@@ -33,7 +33,7 @@ def parameters(function: Any) -> list[str]:
 
 
 class Told:
-    """byteps.torch and its operations, in a process whose peers do what it does, when they are let."""
+    """byteps.torch and its operations, in a process whose peers make the same calls, when they may."""
 
     def __init__(self) -> None:
         self.started = 0
@@ -81,7 +81,7 @@ class Told:
         name, tensor = self.under_way.pop(handle)
         if self.answer is not None:
             raise self.answer
-        tensor *= 1 if ".first." in name else self.size()  # first values: the others add zeros
+        tensor *= 1 if ".first." in name else self.size()  # first values: the other workers add zeros
         return tensor
 
 

@@ -1,6 +1,6 @@
 """`nccl` in one process with several GPUs, on a stand-in for NCCL: tests/fake_nccl says what that shows.
 
-Nothing on a stream happens before somebody waits for it, and fresh memory is poison: an order that is not
+Work on a stream runs only when a thread waits for it, and fresh memory is poison: an order that is not
 kept gives wrong sums. Several processes: test_nccl_processes.py. A real NCCL: the tests marked `gpu`.
 """
 
@@ -40,7 +40,7 @@ def store(nccl: fake_nccl.FakeNccl) -> Iterator[kv.KVStore]:
 
 
 def on(devices: int | list[int], content: Any, **options: Any) -> Any:
-    """An array on a GPU, or the list of its like on several, each one more than the one before."""
+    """An array on a GPU, or a list of such arrays on several, each of them one larger in value."""
     if isinstance(devices, int):
         return RealArray(content, device=devices, **options)
     return [

@@ -34,7 +34,7 @@ from kvstore.observe.counters import MEMORY, UPDATING
 Array = npt.NDArray[Any]
 Golden = Callable[[str], Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)
-#: In which order the fake GPUs do what is queued.
+#: The order in which the fake GPUs run queued work.
 SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(8, 200))]
 NOTHING = {"bytes": 0, "events": 0, "streams": 0}
 
@@ -304,7 +304,7 @@ def test_values_and_outs_on_several_gpus(store: kv.KVStore, fake: LazyDriver, gp
     for out in outs:
         assert_same_bits(out.get(), total(drawn))
     for value, content in zip(values, drawn, strict=True):
-        value.set(-content)  # on its own stream: what was pushed has been read before
+        value.set(-content)  # on its own stream: the pushed array has been read before
     assert_same_bits(store.view("a").numpy(), total(drawn))
     assert fake._opened == ({(1, 0), (1, 2)} if peers else set())
 
@@ -449,7 +449,7 @@ def test_calls_on_several_streams(torch: FakeTorch, fake: LazyDriver, seed: int)
                     checks += [(out, expected[key]) for out, key in zip(results, keys, strict=True)]
                 if (
                     verb != "push" and chance.random() < 0.2
-                ):  # read on the stream of the call, before the others go on
+                ):  # read on the stream of the call, before the others continue
                     for out, right in checks[-1:]:
                         np.testing.assert_array_equal(out.get(), right)
         fake.run_all()
@@ -489,7 +489,7 @@ def test_tensors_are_checked_each_time(store: kv.KVStore, torch: FakeTorch) -> N
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_calls_with_arrays_that_name_their_stream(fake: LazyDriver, gpu: Gpu, seed: int) -> None:
-    """As above, and nobody promises that these streams live on; with updates and compression."""
+    """As above, with streams that may not live on; with updates and compression."""
     fake._random.seed(seed)
     chance = random.Random(seed)
     streams = [1, *(new_stream() for _ in range(3))]
@@ -525,7 +525,7 @@ def test_arrays_that_name_their_stream(store: kv.KVStore, fake: LazyDriver, gpu:
     outs = [gpu(np.zeros(8), stream=new_stream()) for i in range(2)]
     store.pushpull("a", values, out=outs)
     for value in values:
-        value.set(np.full(8, -99))  # their owner goes on at once
+        value.set(np.full(8, -99))  # their owner continues at once
     for out in outs:
         np.testing.assert_array_equal(out.get(), 3)
 
@@ -1174,7 +1174,7 @@ def test_empty_and_attach_give_arrays_where_the_key_lies(store: kv.KVStore, gpu:
 
 
 def test_on_gpu_puts_arrays_on_the_gpu(fake: LazyDriver) -> None:
-    """The wrapper of test_device_contract.py does what it says."""
+    """The wrapper of test_device_contract.py works as it states."""
     with OnGpu(lambda array, **options: GpuArray(fake, array, **options)) as store:
         store.init("a", np.zeros(3, np.float32))
         out = np.zeros(3, np.float32)

@@ -19,7 +19,7 @@ from real_gpu import RealArray, needs_gpu
 import kvstore as kv
 from kvstore.devices import driver
 
-#: What is not so on a GPU, and why.
+#: The parts of the contract that do not hold on a GPU, and why.
 OTHERWISE = {
     "test_a_view_is_live_and_read_only": "a view is a DeviceArray",
     "test_views_may_be_pushed": "tested in test_device.py, with DeviceArrays",
@@ -30,7 +30,7 @@ OTHERWISE = {
     "test_other_types_are_refused": "the wrapper leaves such arrays on the host",
     "test_the_work_for_many_keys_is_in_proportion_to_their_number": "below, with fewer keys",
 }
-#: What is not so between processes.
+#: The parts of the contract that do not hold between processes.
 ROWS_STAY = {
     "test_row_sparse_keys_keep_the_union_of_rows",
     "test_pushpull_of_row_sparse_keys_into_dense_outs",

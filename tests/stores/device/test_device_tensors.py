@@ -1,4 +1,4 @@
-"""Tensors of (fake) GPUs whose memory is not what it seems, in `device` and in stores of the host."""
+"""Tensors of (fake) GPUs with unusual memory, in `device` and in stores of the host."""
 
 from __future__ import annotations
 

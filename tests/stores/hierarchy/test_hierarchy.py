@@ -21,7 +21,7 @@ QUICK = "procs_hierarchy_quick"
 
 Served = Callable[..., ServedJob]
 SMALL = {tested_store.NAME: "dist_sync", "KVSTORE_SLICE_BYTES": "131072"}
-#: Hosts of each rank whose order of sums is that of the ranks, so that the bits are those of `local`.
+#: Hosts of each rank, with the order of sums of the ranks, so that the bits are those of `local`.
 IN_ORDER = [[0, 0], [0, 0, 1]]
 TWO_BY_TWO = [0, 0, 1, 1]
 QUICK_HOSTS = [[0, 0], TWO_BY_TWO]
@@ -112,7 +112,7 @@ def test_a_pull_gives_the_value_of_the_round_that_was_pushed_into(served: Served
     job.results()
 
 
-def test_who_has_not_pushed_reads_at_once(served: Served) -> None:
+def test_a_worker_that_has_not_pushed_reads_at_once(served: Served) -> None:
     job = served(2, 2, **SMALL)
     pushing, reading = start_on_hosts(job, [0, 0], ROUNDS, "reads_without_a_push")
     pushing.expect("pushed")
@@ -137,7 +137,7 @@ def test_workers_with_fewer_batches_join(served: Served, hosts: list[int]) -> No
 
 @pytest.mark.parametrize("pushes", [[2, 2, 2], [2, 1, 2], [1, 2, 2]])
 @pytest.mark.parametrize(("codec", "name"), [({}, "bfloat16"), ({"type": "fp16"}, "float32")])
-def test_who_closes_ahead_of_other_hosts_counts(
+def test_a_worker_that_closes_ahead_of_other_hosts_counts(
     served: Served, pushes: list[int], codec: dict[str, Any], name: str
 ) -> None:
     job = served(3, 2, **SMALL)
@@ -160,12 +160,12 @@ def test_what_a_worker_has_pushed_ahead_counts_though_the_rest_of_its_host_joins
     job.results()
 
 
-def test_nobody_passes_a_barrier_before_all_have_come(served: Served) -> None:
+def test_no_worker_passes_a_barrier_before_all_have_arrived(served: Served) -> None:
     for times in zip(*run(served, TWO_BY_TWO, ROUNDS, "barriers", 20), strict=True):
         assert max(came for came, _ in times) <= min(went for _, went in times)
 
 
-def test_who_waits_at_a_barrier_is_alone_at_the_sockets(served: Served) -> None:
+def test_a_worker_that_waits_at_a_barrier_is_alone_at_the_sockets(served: Served) -> None:
     """Its carrier would wake it, and be woken by it, all the time."""
     job = served(3, 1, **SMALL)
     first, *others = start_on_hosts(job, [0, 1, 1], HOSTS, "waits_alone")
@@ -231,7 +231,7 @@ def test_a_wait_is_not_held_up_by_operations_of_other_keys(served: Served) -> No
     run(served, [0, 0], ROUNDS, "waits_out_of_order")
 
 
-# ------------------------------------------------------------------------------------------- what it is for
+# -------------------------------------------------------------------------------------------- its purpose
 
 
 @pytest.mark.parametrize(
@@ -272,14 +272,14 @@ def test_a_call_goes_on_when_its_first_key_has_failed(served: Served, verb: str)
 
 
 @pytest.mark.parametrize(("hosts", "at"), each_once([[0, 0], [0, 1, 1]], ["portions", "rows"]))
-def test_who_is_interrupted_within_a_push_is_out(served: Served, hosts: list[int], at: str) -> None:
+def test_a_worker_interrupted_within_a_push_is_out(served: Served, hosts: list[int], at: str) -> None:
     job = served(len(hosts), 2, **SMALL)
     first, *others = start_on_hosts(job, hosts, HOSTS, "interrupted_by_half", at, KVSTORE_TIMEOUT="100")
     for worker in job.workers:
         worker.expect("ready")
     for worker in job.workers:
         worker.say("go")
-    for other in others:  # which are not told because the first one ends
+    for other in others:  # these get no error, because the first worker ends
         assert other.finish(pace.deadline(20)) == 0, other.errors()
         kind, text = other.result()
         assert kind == "PeerLostError", text
@@ -341,7 +341,7 @@ def test_an_error_of_an_update_reaches_all(served: Served) -> None:
 
 
 @pytest.mark.parametrize("words", [1, 2000])
-def test_of_a_failed_round_all_are_told_who_read_it_late(served: Served, words: int) -> None:
+def test_all_late_readers_of_a_failed_round_get_its_error(served: Served, words: int) -> None:
     run(served, [0, 0], ROUNDS, "failed_long_ago", words)
 
 
@@ -428,7 +428,7 @@ def test_the_machine_goes_on_with_exchanges_that_are_disturbed(served: Served, h
     assert sum(run(served, hosts, QUICK, "handed_over", 200)) > 0
 
 
-def test_who_waits_for_a_small_sum_carries_it(served: Served) -> None:
+def test_the_worker_that_waits_for_a_small_sum_carries_it(served: Served) -> None:
     rounds = 200
     carried: Counter[str] = sum(
         map(Counter, run(served, TWO_BY_TWO, QUICK, "who_carries", rounds)), Counter()

@@ -1,4 +1,4 @@
-"""A worker that stood still and wakes up may hear of its own loss first, by a round that failed with it."""
+"""A worker that was stopped and wakes up may learn of its own loss first by a round that failed with it."""
 
 from __future__ import annotations
 

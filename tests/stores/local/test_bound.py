@@ -1,4 +1,4 @@
-"""Plans of host arrays: short where the arrays are plain, and right for all others."""
+"""Plans of host arrays: short where the arrays are plain, and right for all other arrays."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_plan_outlives_what_it_was_made_with(store: kv.KVStore) -> None:
     store.push("a", full(1))
     store.set_updater(lambda key, merged, stored: stored.__iadd__(2 * merged))
     plan()
-    # In place: what was pulled was pushed again.
+    # In place: the pulled value was pushed again.
     assert store.view("a").tolist() == [-2 + 2 * -1] * 4
     assert store.view("b").tolist() == [-2 + 2 * -2] * 4
 

@@ -1,4 +1,4 @@
-"""What the store of one process keeps, and how it applies updates: memory, types, counts."""
+"""The values that the store of one process keeps, and its updates: memory, types, counts."""
 
 from __future__ import annotations
 

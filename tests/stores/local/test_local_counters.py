@@ -108,7 +108,7 @@ def test_phases_of_plain_sums_and_of_updates(store: kv.KVStore) -> None:
     assert all(found["ns"][phase] > 0 for phase in (MOVING, SUMMING, UPDATING))
 
 
-def test_the_quick_way_comes_back_when_nobody_asks_for_times_any_more(store: kv.KVStore) -> None:
+def test_the_quick_way_returns_when_no_times_are_requested_any_more(store: kv.KVStore) -> None:
     store.init("a", ones())
     for times, spans in ((0, 0), (2**64 - 1, 3), (0, 0), (2**64 - 1, 3)):
         before = sum(read(store)["spans"])

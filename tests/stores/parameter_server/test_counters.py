@@ -1,4 +1,4 @@
-"""What workers, servers and the scheduler count, and the times that they take while somebody asks."""
+"""The counts of workers, servers and the scheduler, and the times that they take while a reader asks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Served = Callable[..., ServedJob]
 
 
 class Observed(ServedJob):
-    """A job whose servers record their events, and return what they have counted."""
+    """A job whose servers record their events, and return their counts."""
 
     def start_server(self, rank: int, **variables: str) -> jobs.Worker:
         return super().start_server(rank, module=BODIES, function="observed_server", **variables)
@@ -107,7 +107,7 @@ def test_bytes_and_rounds_are_exact(
             by_way([b - a for a, b in zip(before[name], after[name], strict=True)])
             for name in ("sent", "received")
         )
-        # The sum of two values goes once; a pull brings what a pushpull does.
+        # The sum of two values is sent once; a pull receives as much as a pushpull.
         assert sent == {way: values * 4 * size}
         assert received == {way: (3 * 3 + 2 * (1 + 2) + 2) * 4 * size}
         assert after["rounds"] - before["rounds"] == values * one["parts"] // 2
@@ -158,7 +158,7 @@ def test_times_of_a_worker_have_all_that_it_does(observed: Served) -> None:
 
 
 @pytest.mark.parametrize(("case", "servers"), each_once(CASES[:4], [1, 2]))
-def test_who_waits_for_a_slow_worker_and_for_how_long(
+def test_waits_for_a_slow_worker_and_their_length(
     observed: Served, case: tuple[int, dict[str, str], str], servers: int
 ) -> None:
     size, variables, _ = case

@@ -67,7 +67,7 @@ def test_sums_of_other_types(served: Served, name: str) -> None:
 
 @pytest.mark.parametrize(("servers", "altered"), each_once([1, 2], [True, False]))
 def test_sums_by_encrypted_streams(served: Served, servers: int, altered: bool) -> None:
-    """With keys data goes over streams, too, and over ZeroMQ if somebody alters what goes over these."""
+    """With keys data is sent over streams, too, and over ZeroMQ if an attacker alters the streams."""
     job = served(2, servers, secure=True, **BY_FRAME)
     (first, *secrets), *others = run(job, OWN, "by_encrypted_streams", altered)
     assert all(digest == first for digest, _ in others)
@@ -169,7 +169,7 @@ ONCE = {**BY_FRAME, "KVSTORE_RESEND": "600"}
     nightly_unless(lambda size, _: size < 1_000_000, [(40_000, 65_536), (1_000_000, 1 << 20)]),
 )
 def test_threads_do_not_hold_up_each_other_by_the_credit(served: Served, size: int, credit: int) -> None:
-    """The server tells what has come also where no round of it is complete."""
+    """The server reports the received parts also where no round of it is complete."""
     run(served(2, 1, **ONCE), OWN, "threads_in_opposite_order", size, credit)
 
 
@@ -264,7 +264,7 @@ def test_a_pull_gives_the_value_of_the_round_that_was_pushed_into(served: Served
     made.results()
 
 
-def test_who_has_not_pushed_reads_at_once(served: Served) -> None:
+def test_a_worker_that_has_not_pushed_reads_at_once(served: Served) -> None:
     made = served(2, 2, **SMALL)
     pushing, reading = made.start_all(ROUNDS, "reads_without_a_push")
     pushing.expect("pushed")
@@ -287,7 +287,7 @@ def test_workers_with_fewer_batches_join(served: Served, workers: int, servers: 
     made.results()
 
 
-def test_nobody_passes_a_barrier_before_all_have_come(served: Served) -> None:
+def test_no_worker_passes_a_barrier_before_all_have_arrived(served: Served) -> None:
     for times in zip(*run(served(4, 1, **SYNC), ROUNDS, "barriers", 20), strict=True):
         assert max(came for came, _ in times) <= min(went for _, went in times)
 
@@ -334,7 +334,7 @@ COMPRESSION = "procs_shared_compression"
 TWO, ONE = {"type": "2bit", "threshold": 0.3}, {"type": "1bit", "threshold": 0.0}
 HALF, BELOW = {"type": "fp16"}, {"type": "1bit", "threshold": -0.25}
 
-#: Others of these codecs and verbs.
+#: Further pairs of these codecs and verbs.
 AT_NIGHT = nightly_unless(
     lambda *_: False,
     [

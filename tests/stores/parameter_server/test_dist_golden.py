@@ -17,7 +17,7 @@ DATA = Path(__file__).parents[2] / "data"
 BODIES = "procs_dist_golden"
 LAYOUTS = {"w1s1": (1, 1), "w2s1": (2, 1), "w2s2": (2, 2), "w2s3": (2, 3)}
 
-#: Where we give other numbers on purpose; the bodies compare with what the reason says.
+#: Where we give other numbers on purpose; the bodies compare with the values of the reason.
 DIFFERENCES = {
     "compress_t1div3_w2s2": "a threshold travels exactly; MXNet's servers decode with 0.333333",
     "compress_t1em7_w2s2": "a threshold travels exactly; MXNet's servers decode everything to zero",
@@ -62,7 +62,7 @@ def pulled(store: Store, key: Any, like: Any = None) -> float:
 
 
 def case(differs: str = "") -> Callable[[Any], Any]:
-    """Note what we do where MXNet does what is recorded under this name, and why, if it is something else."""
+    """Note how we differ from MXNet's record of this name, and why."""
 
     def add(body: Any) -> Any:
         MISUSE[f"t_{body.__name__}_w1"] = body, differs

@@ -1,4 +1,4 @@
-"""Arrays on GPUs in stores on servers: what is pushed from them and pulled to them is that of `local`."""
+"""Arrays on GPUs in stores on servers: pushes and pulls of these arrays give the values of `local`."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ EACH = [pytest.param(first, marks=() if not first else pytest.mark.nightly) for 
 
 
 @pytest.mark.parametrize("first", EACH)
-def test_nothing_of_who_dies_ahead_of_the_others_stays(first: int) -> None:
+def test_nothing_of_a_worker_that_dies_ahead_of_the_others_stays(first: int) -> None:
     for seed in range(first, first + 50):
         draw = random.Random(seed)
         back, tardy = draw.random() < 0.3, draw.choice((0.0, 2.0, 4.0))

@@ -28,7 +28,7 @@ except kv.KVStoreError as error:
 """
 NO_PROC = 'mount -t tmpfs none /proc && exec "$@"'
 UNSHARE = shutil.which("unshare") or ""
-#: How one worker is started beside the other, and words of the error.
+#: The command that starts the second worker, and words of the error.
 WAYS = {
     "network": ([UNSHARE, "--net"], "in another network namespace than this process"),
     "process": (
@@ -69,13 +69,13 @@ def test_the_cause_and_the_cure_are_told_early(name: str, apart: int, tmp_path: 
         while all(worker.poll() is None for worker in workers):
             assert time.monotonic() < begun + TIMEOUT / 2, "no worker has told anything"
             time.sleep(0.05)
-        time.sleep(0.5)  # for the other, if it is told
+        time.sleep(0.5)  # for the other, if it is notified
         told = sorted(last_line(worker) for worker in workers if worker.poll() is not None)
     finally:
         for worker in workers:
             with worker:
                 worker.kill()
-    assert told[0].startswith("ConfigError: ")  # of which the other may have been told
+    assert told[0].startswith("ConfigError: ")  # the other may have been notified of it
     for text in told:
         assert words in text
         assert "create 'dist_sync'" in text
@@ -83,7 +83,7 @@ def test_the_cause_and_the_cure_are_told_early(name: str, apart: int, tmp_path: 
 
 
 @pytest.mark.parametrize("apart", [0, 1])
-def test_who_waits_for_a_worker_without_proc_is_told_why(apart: int, tmp_path: Path) -> None:
+def test_a_wait_for_a_worker_without_proc_names_the_cause(apart: int, tmp_path: Path) -> None:
     """Before, the other waited to its deadline, and named containers as the cause."""
     way, words = WAYS["no /proc"]
     if not can(way):

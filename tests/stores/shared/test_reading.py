@@ -1,4 +1,4 @@
-"""Reads of a worker without which rounds go on: each is of one round."""
+"""Reads of a worker that rounds do not wait for: each read is of one round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CASES = [(way, seed) for way in WAYS for seed in range(4)]
 
 
 def ended(trains: Worker, reads: Worker) -> None:
-    """See both workers come to their end, when the second has read."""
+    """Check that both workers end, when the second has read."""
     reads.expect("has read")
     trains.say("stop")
     reads.say("close")

@@ -152,7 +152,7 @@ def test_a_pull_gives_the_value_of_the_round_that_was_pushed_into(job: MakeJob, 
     made.results()
 
 
-def test_who_has_not_pushed_reads_at_once(job: MakeJob) -> None:
+def test_a_worker_that_has_not_pushed_reads_at_once(job: MakeJob) -> None:
     made = job(2)
     pushing, reading = made.start_all(ROUNDS, "reads_without_a_push")
     pushing.expect("pushed")
@@ -236,7 +236,7 @@ def test_workers_with_fewer_batches_join(job: MakeJob, size: int) -> None:
     made.results()
 
 
-def test_nobody_passes_a_barrier_before_all_have_come(job: MakeJob) -> None:
+def test_no_worker_passes_a_barrier_before_all_have_arrived(job: MakeJob) -> None:
     for times in zip(*together(job(4), "barriers", 30), strict=True):
         assert max(came for came, _ in times) <= min(went for _, went in times)
 
@@ -263,7 +263,7 @@ def test_an_error_of_the_updater_reaches_everybody(job: MakeJob, size: int) -> N
 
 
 @pytest.mark.parametrize("words", [1, 2000])
-def test_of_a_failed_round_all_are_told_who_read_it_late(job: MakeJob, words: int) -> None:
+def test_all_late_readers_of_a_failed_round_get_its_error(job: MakeJob, words: int) -> None:
     together(job(2), "failed_long_ago", words)
 
 
@@ -377,7 +377,7 @@ def test_an_updater_may_look_at_its_own_key(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["push", "pushpull"])
-def test_who_is_taken_for_dead_as_a_push_asks_for_memory_is_told(
+def test_a_worker_declared_dead_as_a_push_asks_for_memory_is_fenced(
     verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = kv.create("shared", group=verb)
@@ -397,7 +397,7 @@ def test_who_is_taken_for_dead_as_a_push_asks_for_memory_is_told(
     store.close()
 
 
-def test_who_is_taken_for_dead_takes_back_what_others_may_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_declared_dead_takes_back_what_others_may_read(monkeypatch: pytest.MonkeyPatch) -> None:
     store = kv.create("shared", group="fenced", on_peer_loss="raise")
     store.init(["w", "x"], [np.zeros(40_000, np.float32)] * 2)
     backend = store._backend
@@ -442,7 +442,7 @@ def test_any_number_of_outs(size: int, count: int) -> None:
 
 
 def test_memory_is_given_back_while_this_thread_has_the_lock() -> None:
-    """A collection of garbage may come at any place, also where the lock of the region is held."""
+    """A collection of garbage may run at any place, also where the lock of the region is held."""
     with kv.create("shared", group="garbage", timeout=30) as store:
         store.init("w", np.zeros(1 << 20, np.float32))
         job = store._backend._job

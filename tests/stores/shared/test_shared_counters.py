@@ -1,4 +1,4 @@
-"""What workers of the shared store count, and the times they take: for whom they wait, and what they do."""
+"""The counts and times of workers of the shared store: their waits by worker, and their work."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def recorded(found: dict[str, Any], *kinds: int) -> list[Event]:
 
 
 def page(pid: int) -> dict[str, Any]:
-    """Counters of the one store of a process."""
+    """Counters of the only store of a process."""
     with open(page_of(pid), "rb") as file:
         (found,) = native.read_page(file.fileno())
     return found
@@ -55,7 +55,7 @@ def shown_to_wait(worker: Worker) -> dict[str, Any]:
 
 @pytest.mark.parametrize("key", ["small", "edge", "large"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_who_waits_for_a_slow_worker(job: MakeJob, key: str, size: int) -> None:
+def test_waits_for_a_slow_worker(job: MakeJob, key: str, size: int) -> None:
     made = job(size)
     workers = made.start_all(BODIES, "waits", key)
     seen = shown_to_wait(workers[0])
@@ -116,7 +116,7 @@ def test_calls_are_counted_and_recorded(job: MakeJob) -> None:
     made = job(2)
     made.start_all(BODIES, "traffic")
     for found in made.results():
-        verbs = [one for one in recorded(found, CALL) if one.slice < len(CALLS)]  # others are waits
+        verbs = [one for one in recorded(found, CALL) if one.slice < len(CALLS)]  # the other calls are waits
         calls = [CALLS[one.slice] for one in verbs]
         numbers = found["numbers"]
         assert {name: calls.count(name) for name in CALLS} == dict(zip(CALLS, numbers["calls"], strict=True))
@@ -187,7 +187,7 @@ def test_a_loss_is_counted_once(job: MakeJob, on_peer_loss: str) -> None:
     assert found["numbers"]["waiting_since"] == 0
 
 
-def test_who_is_back_is_recorded(job: MakeJob) -> None:
+def test_a_rejoined_worker_is_recorded(job: MakeJob) -> None:
     made = job(2)
     staying, ending = made.start_all(BODIES, "comes_back")
     staying.expect("alone")

@@ -1,7 +1,7 @@
 """Arrays on GPUs in the store of several processes: the bits of host arrays, and nothing left behind.
 
-All of it goes by way of the host; test_shared_ipc.py has the other way. Each worker has a CUDA driver of its
-own that needs no GPU; the tests marked `gpu` use a real one.
+All data passes through the host; test_shared_ipc.py tests the direct way. Each worker has a CUDA driver of
+its own that needs no GPU; the tests marked `gpu` use a real one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sums between the GPUs of several processes by CUDA IPC: the bits of the way by the host, and nothing left.
 
-Each worker has a CUDA driver of its own that needs no GPU, and opens the others' memory; the tests marked
-`gpu` use a real one.
+Each worker has a CUDA driver of its own that needs no GPU, and opens the other workers' memory; the tests
+marked `gpu` use a real one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def same(made: Job, function: str, *arguments: object) -> Any:
 # ------------------------------------------------------------------------------------------------------ bits
 
 
-# Every time some: test_shared_gpu.py has others, test_shared.py all.
+# Some in every run: test_shared_gpu.py runs other ones, test_shared.py all.
 @pytest.mark.parametrize("name", nightly_unless(lambda name: name in ("bfloat16", "int32"), DTYPES))
 def test_every_verb_gives_the_bits_of_host_arrays(job: MakeJob, name: str) -> None:
     same(job(2), "sums", name, ["gpu", "gpu"])
@@ -117,7 +117,7 @@ def test_memory_and_copies_are_bounded(job: MakeJob) -> None:
     run(job(2), "bounded")
 
 
-# ---------------------------------------------------------------------------------------- beside other things
+# ---------------------------------------------------------------------------------------- with other features
 
 
 @pytest.mark.parametrize("function", ["optimizer_later", "compression_later"])

@@ -7,7 +7,7 @@ import pytest
 from kvstore.stores.shared.undelivered import UndeliveredResults
 
 
-def test_each_is_done_once_and_its_error_is_for_who_holds_it() -> None:
+def test_each_is_done_once_and_its_error_is_for_its_holder() -> None:
     reads, done = UndeliveredResults(), []
 
     def fails() -> None:

@@ -1,4 +1,4 @@
-"""Waits of the shared store end at their deadline, whatever a step finds again and again."""
+"""Waits of the shared store end at their deadline, also if each step finds the same state."""
 
 from __future__ import annotations
 

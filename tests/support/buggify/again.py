@@ -13,7 +13,7 @@ from buggify import simulated
 
 
 def told(kind: str, seed: int) -> str:
-    """Return what is found with a seed; empty: nothing."""
+    """Return the findings of a run with a seed; an empty result is a good run."""
     try:
         simulated.run(kind, seed)
     except Broken as broken:
@@ -22,7 +22,7 @@ def told(kind: str, seed: int) -> str:
 
 
 def main(kind: str, *seeds: str) -> int:
-    """Say what is found."""
+    """Print the findings."""
     Job.check = lambda self, good, text: None  # type: ignore[method-assign]
     found = [text for seed in seeds if (text := told(kind, int(seed)))]
     print("\n".join(found))  # noqa: T201

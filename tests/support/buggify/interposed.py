@@ -15,7 +15,7 @@ _SOURCE = Path(__file__).with_name("interposer.c")
 
 
 class Kinds(enum.IntFlag):
-    """What may happen, as in interposer.c."""
+    """The possible events, as in interposer.c."""
 
     DELAYS = 1
     SHORT = 2
@@ -25,7 +25,7 @@ class Kinds(enum.IntFlag):
     DISK = 32
 
 
-#: What a process must not notice.
+#: Events that a process must not notice.
 LEGAL = Kinds.DELAYS | Kinds.SHORT | Kinds.INTERRUPTS | Kinds.AGAIN
 
 

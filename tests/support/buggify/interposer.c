@@ -2,8 +2,8 @@
  *
  * Nothing happens before `buggify_begin`. From then on each call of a wrapped function is a point: what
  * happens is a function of the seed, the process, the point, and how often the point was passed, as in
- * points.py. Nothing is done that the kernel may not do itself: transfers end early on streams only, EINTR
- * comes only where a call would have waited, EAGAIN only where a descriptor does not wait.
+ * points.py. The interposer does only what the kernel itself may do: transfers end early on streams only, EINTR
+ * is returned only where a call would have waited, EAGAIN only where a descriptor does not wait.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -133,7 +133,7 @@ static void sleep_for(uint64_t microseconds)
     syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &time, NULL);
 }
 
-/* Half of the delays only let others go first; some are long. */
+/* Half of the delays only let another thread run first; some are long. */
 static void delay(int at)
 {
     int saved = errno;
@@ -170,7 +170,7 @@ static int waits_on_futex(long operation)
     return command == FUTEX_WAIT || command == FUTEX_WAIT_BITSET;
 }
 
-/* What is appended to is a log, or a test's own record; the first three may be files of the test, too. */
+/* A file opened for appending is a log or a record of a test; the first three may be files of the test, too. */
 static int is_plain(int fd)
 {
     struct stat found;
@@ -186,7 +186,7 @@ static size_t part(int at, int fd, size_t size)
     return 1 + (value >> 1) % (size - 1);
 }
 
-/* Calls that still fail on a stream whose buffer is full, or empty, for a while. */
+/* Calls that fail for some time on a stream whose buffer is full, or empty. */
 static atomic_int stalled[2][1024];
 
 static int stalls(int at, int fd)
@@ -389,7 +389,7 @@ long syscall(long number, ...)
         if (waiting && fails(P_intr_futex, EINTR))
             return -1;
         if (waiting && hit(P_wake_futex))
-            return 0; /* woken by nobody */
+            return 0; /* a spurious wake-up */
     }
     return real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
@@ -452,7 +452,7 @@ int open(const char *path, int flags, ...)
     return real(path, flags, mode);
 }
 
-/* The names that programs use whose files may be large. */
+/* The names of these functions in programs that are built for large files. */
 #define ALSO(name) extern __typeof__(name) name##64 __attribute__((alias(#name)))
 ALSO(mmap);
 ALSO(ftruncate);

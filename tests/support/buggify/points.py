@@ -1,7 +1,7 @@
 """Decisions by a seed: each is a function of the seed, the process, the point, and how often it was passed.
 
-So a run is named by its seed. What one process does changes nothing for another, and a new point changes
-nothing at the others. `interposer.c` decides in the same way.
+So a run is named by its seed. A process does not affect the draws of another one, and a new point does not
+affect the existing points. `interposer.c` decides in the same way.
 """
 
 from __future__ import annotations

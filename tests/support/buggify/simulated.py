@@ -37,7 +37,7 @@ def faults(kind: str, seed: int) -> Faults:
 
 
 def run(kind: str, seed: int) -> Job:
-    """Run the job of a kind and a seed; `Broken` says what went wrong."""
+    """Run the job of a kind and a seed; `Broken` describes the fault."""
     job = Job(seed, faults(kind, seed))
     job.run()
     return job

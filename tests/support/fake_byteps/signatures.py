@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 RECORDED = Path(__file__).parents[2] / "data/byteps.json"
-#: What the store calls.
+#: The functions that the store calls.
 NAMES = ("init", "rank", "size", "local_rank", "declare", "poll", "synchronize", "push_pull_async_inplace")
 
 

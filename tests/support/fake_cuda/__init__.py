@@ -10,7 +10,7 @@ In a test::
     from fake_cuda.fixtures import fake_cuda  # noqa: F401
 
     def test_something(fake_cuda: FakeDriver) -> None:
-        ...                                             # whatever uses cuda.core
+        ...                                             # code that uses cuda.core
         assert fake_cuda.launches == [("sum_float32_k2", 3)]
 
 In a process of its own, call `install` before anything asks for the driver.
@@ -19,14 +19,14 @@ In a process of its own, call `install` before anything asks for the driver.
   is loaded, or found, the fixture skips the test.
 * A test must leave no memory, stream or event alive (`FakeDriver.live`) that was not alive before, unless it
   says ``fake_cuda.leaks = True``. Fresh device memory is 0xA5 in every byte, freed memory 0xDB.
-* ``fake_cuda.lazy = True``: nothing on a stream happens before somebody waits for it. A forgotten wait or
+* ``fake_cuda.lazy = True``: work on a stream runs only when the caller waits for it. A forgotten wait or
   event then shows as poison. Copies between the device and pageable memory behave as a real driver's do.
 * ``fake_cuda.peers = False``, ``fake_cuda.memory = 1 << 20``: what devices can do and have. Their number is
   always `DEVICES`, because cuda.core asks but once.
 * ``fake_cuda.fail("cuMemcpyAsync", 700)`` lets a call fail once; ``fake_cuda.broken = 700`` lets all work on
   all streams fail, as after a kernel that read a wrong address.
 * ``fake_cuda.calls("cuStreamSynchronize")`` counts; ``FAKE_CUDA_TRACE=1`` in the environment names each call.
-* ``fake_cuda.owner(address)``: the device whose memory it is, -1 for pinned and -2 for other memory.
+* ``fake_cuda.owner(address)``: the device that owns this memory, -1 for pinned and -2 for other memory.
 
 Kernels are not compiled for it: `install` fills a folder with files that name them, and KVSTORE_CUDA_KERNELS
 says where.

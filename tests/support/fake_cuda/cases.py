@@ -12,7 +12,7 @@ from kvstore.kernels.cuda import HostKernel, Row, Spec, image, load
 
 Array = npt.NDArray[Any]
 
-GUARD = 64  # bytes before and behind each array that nobody may touch
+GUARD = 64  # bytes before and behind each array that no access may touch
 _GUARDED, POISON = 0xC7, 0xA5
 _LINE = 64
 
@@ -23,7 +23,7 @@ class Place(Protocol):
     address: int
 
     def read(self) -> Array:
-        """Copy of what is there; raises if a guard was overwritten."""
+        """Return a copy of the array; raise if a guard was overwritten."""
 
 
 class Target(Protocol):

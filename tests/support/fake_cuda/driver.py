@@ -1,4 +1,4 @@
-"""The Python half of the fake driver: it is compiled and loaded here, and launches come back here."""
+"""The Python half of the fake driver: it is compiled and loaded here, and launches are passed back here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CountParameters = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)
 
 
 class Live(NamedTuple):
-    """What was made and not given back: memory, pinned bytes, streams, events, locked pages, IPC handles."""
+    """The resources not released: memory, pinned bytes, streams, events, locked pages, IPC handles."""
 
     blocks: int
     device_bytes: tuple[int, ...]
@@ -74,7 +74,7 @@ class FakeDriver:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the last test: settings, and what was launched."""
+        """Reset the settings and the list of launches."""
         self.launches: list[tuple[str, int]] = []
         self.errors: list[str] = []
         self.interpreted = False
@@ -87,7 +87,7 @@ class FakeDriver:
 
     @property
     def lazy(self) -> bool:
-        """Whether work on streams waits until somebody waits for it."""
+        """Whether work on a stream is delayed until the caller waits for it."""
         return os.environ.get("FAKE_CUDA_LAZY") == "1"
 
     @lazy.setter
@@ -105,7 +105,7 @@ class FakeDriver:
 
     @property
     def ipc(self) -> bool:
-        """Whether this process may export memory to others, and open theirs."""
+        """Whether this process may export memory and open the memory of other processes."""
         return os.environ.get("FAKE_CUDA_IPC") != "0"
 
     @ipc.setter
@@ -140,11 +140,11 @@ class FakeDriver:
         return int(self._library.fake_calls(name.encode()))
 
     def owner(self, address: int) -> int:
-        """Device whose memory an address lies in; -1 for pinned memory, -2 for other."""
+        """Return the device that owns the memory at an address; -1 for pinned memory, -2 for other memory."""
         return int(self._library.fake_owner(address))
 
     def live(self) -> Live:
-        """Count what is alive."""
+        """Count the live resources."""
         lib = self._library
         return Live(
             lib.fake_live_blocks(),
@@ -225,5 +225,5 @@ def install() -> FakeDriver:
     if not folder.exists():
         _kernels(folder)
     os.environ.setdefault(cubins.VARIABLE, str(folder))
-    # Whoever asks for libcuda.so.1 from now on gets what is loaded under that name.
+    # A later request for libcuda.so.1 gets the library that is loaded under that name.
     return FakeDriver(ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL), folder)

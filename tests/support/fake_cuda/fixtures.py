@@ -1,4 +1,4 @@
-"""Fixtures of tests with a CUDA driver: `fake_cuda` for this process, `some_driver` for others."""
+"""Fixtures of tests with a CUDA driver: `fake_cuda` for this process, `some_driver` for other processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .driver import FakeDriver, driver_in_process, install
 def some_driver(request: pytest.FixtureRequest) -> None:
     """Skip where the bindings are missing, and where the fake driver would get in the way of a real one.
 
-    Tests marked `gpu` want the real one, and all others none.
+    Tests marked `gpu` need the real driver, all other tests need none.
     """
     pytest.importorskip("cuda.bindings.driver")
     pytest.importorskip("numba")
@@ -26,7 +26,7 @@ def some_driver(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
-    """The fake driver, as new; at the end of the test nothing of what it made may be alive."""
+    """Return the fake driver in its initial state; fail if the test leaves a resource alive."""
     pytest.importorskip("cuda.core")
     pytest.importorskip("numba")
     loaded = driver_in_process()

@@ -2,9 +2,9 @@
  *
  * Built as libcuda.so.1 and found through LD_LIBRARY_PATH, so that the real cuda.core and cuda.bindings run on it.
  * It has several devices, contexts and their stack, streams, events, memory of all kinds with its bounds, pools, peer
- * access, and libraries with kernels. What a caller gets wrong is an error, or shows in the counts.
+ * access, and libraries with kernels. A mistake of a caller is an error, or shows in the counts.
  *
- * Streams either do everything at once, or, with FAKE_CUDA_LAZY=1, nothing before somebody waits for it: then what a
+ * Streams run work at once or, with FAKE_CUDA_LAZY=1, only when the caller waits for it: then work that a
  * caller forgot to wait for has not happened when it looks.
  *
  * FAKE_CUDA_DEVICES  number of devices (1)        FAKE_CUDA_PEERS  whether they reach each other's memory (1)
@@ -12,8 +12,9 @@
  * FAKE_CUDA_IPC      whether memory can be exported to other processes (1)
  * FAKE_CUDA_TRACE    name each call on stderr
  *
- * Exported memory becomes a memfd where it lies, which others open by way of /proc. At the end of the file stands who
- * has it open: to free it before all have closed it, or while work is to touch it, breaks all work that follows.
+ * Exported memory becomes a memfd where it lies, which other processes open through /proc. The end of the file lists
+ * the processes that have it open: to free it before all have closed it, or while work is to touch it, breaks all work
+ * that follows.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -128,7 +129,7 @@ typedef struct block {
 static block *blocks;
 static size_t live_bytes[MOST_DEVICES], live_host;
 static long live_blocks, live_registered, live_opened, live_exported;
-static int failed; /* an error of the work is everybody's from then on */
+static int failed; /* an error of the work is returned by each later call */
 
 /* The last page of exported memory: processes that have it open. */
 typedef struct share {
@@ -217,7 +218,7 @@ static result release(u64 at, int kind)
             live_blocks--;
             *(kind == DEVICE ? &live_bytes[b->device] : &live_host) -= b->bytes;
             pthread_mutex_unlock(&lock);
-            memset((void *)at, 0xDB, b->bytes); /* whoever reads it now sees it */
+            memset((void *)at, 0xDB, b->bytes); /* a later read returns this poison */
             free((void *)at);
             free(b);
             return 0;
@@ -413,8 +414,8 @@ static result issue(u64 handle, op o)
     return failed;
 }
 
-/* A copy whose pageable end cannot wait is done as a driver does it: the source is read now, the target is there on
- * return. Everything must lie within one block, or in memory that the driver has not made. */
+/* A copy whose pageable end cannot wait behaves as in a real driver: the source is read now, the target is written on
+ * return. Both ranges must lie within one block, or in memory that the driver did not allocate. */
 static result copy(u64 to, u64 from, size_t bytes, u64 handle, int blocking)
 {
     block *target = block_of(to, bytes), *source = block_of(from, bytes);
@@ -729,7 +730,7 @@ static result share_block(block *b)
     return 0;
 }
 
-/* Memory of the heap again: the others keep what they have open. */
+/* Memory of the heap again: other processes keep their mappings. */
 static void stop_sharing(block *b)
 {
     munmap(b->share, PAGE);
@@ -750,7 +751,7 @@ result cuIpcGetMemHandle(ipc_handle *handle, u64 at)
         return INVALID_CONTEXT;
     if (!b || b->at != at || !b->plain || b->opened)
         return INVALID_VALUE;
-    run_device(b->device, 1); /* what is queued may not find the memory exchanged under it */
+    run_device(b->device, 1); /* queued work must run before the memory is exchanged */
     pthread_mutex_lock(&lock);
     result error = b->share ? 0 : share_block(b);
     pthread_mutex_unlock(&lock);

@@ -6,7 +6,7 @@ of errors. How NCCL itself behaves, it does not show: that takes GPUs (tests mar
 In a test, after fake_cuda's driver is installed::
 
     nccl = fake_nccl.install()
-    ...                                # whatever uses nccl4py
+    ...                                # code that uses nccl4py
     assert nccl.history() == ["all_reduce float32 6 op 0 root 0 of 2"]
 
 * ``nccl.fail("ncclAllReduce", 3)`` lets a call fail once; ``nccl.calls("ncclGroupEnd")`` counts.

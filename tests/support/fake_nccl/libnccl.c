@@ -1,16 +1,17 @@
 /* NCCL without GPUs, over the CUDA driver of tests/fake_cuda: device memory is memory of the process.
  *
  * Built as libnccl.so.2, so that the real nccl4py runs on it. Communicators of one process (ncclCommInitAll) put their
- * work on the streams that they are given: a collective runs when all of its streams have come to it, and what follows
+ * work on the streams that they are given: a collective runs when all of its streams have reached it, and later work
  * on any of them waits for it. Those of several processes (ncclCommInitRank) meet in a file, and their
  * collectives run inside of ncclGroupEnd.
  *
  * What NCCL leaves undefined is an error here: ranks of one process that call something else, memory of another device
  * or beyond its end, a collective of several ranks outside of a group. Ranks of several processes that do not call the
- * same wait, as NCCL's do, until somebody aborts.
+ * same wait, as NCCL's do, until a rank aborts.
  *
  * FAKE_NCCL_FOLDER    where several processes meet, in place of /dev/shm
- * FAKE_NCCL_REMOTE=1  the death of a peer is an error, as over sockets; otherwise nobody notices, as over shared memory
+ * FAKE_NCCL_REMOTE=1  the death of a peer is an error, as over sockets; otherwise it is not noticed, as over shared
+ * memory
  * FAKE_NCCL_TRACE=1   name each collective on stderr
  */
 #define _GNU_SOURCE
@@ -45,7 +46,7 @@ typedef struct {
     size_t count;
 } shape;
 
-/* What the processes of a communicator share. */
+/* The shared data of the processes of a communicator. */
 typedef struct {
     int joined, arrived, turn, left;
     int pids[MOST_RANKS];
@@ -54,7 +55,7 @@ typedef struct {
 } meeting;
 
 typedef struct comm {
-    int rank, size, device, team; /* team: which ncclCommInitAll it comes from */
+    int rank, size, device, team; /* team: the number of the ncclCommInitAll call that made it */
     meeting *with;
     volatile int aborted, async;
     int dead;
@@ -266,7 +267,7 @@ static void perform(void *data)
     free(c);
 }
 
-/* The first stream does it when all have come, and all others wait for it. */
+/* The first stream runs the collective when all streams have reached it; all other streams wait. */
 static int put_on_streams(collective *c)
 {
     void *event;
@@ -357,7 +358,7 @@ static int gone(int pid)
     return state == 'Z' || state == 'X';
 }
 
-/* Wait for all ranks, or for an end that comes from elsewhere. */
+/* Wait for all ranks, or for an abort by another rank. */
 static int meet(comm *c)
 {
     meeting *m = c->with;

@@ -78,5 +78,5 @@ def install() -> FakeNccl:
     why = missing()
     if why:
         raise RuntimeError(why)
-    # Whoever asks for libnccl.so.2 from now on gets what is loaded under that name.
+    # A later request for libnccl.so.2 gets the library that is loaded under that name.
     return FakeNccl(ctypes.CDLL(str(_compiled()), mode=ctypes.RTLD_GLOBAL))

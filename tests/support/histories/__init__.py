@@ -1,4 +1,4 @@
-"""Histories of jobs: what each process called and read, recorded, and checked against a model."""
+"""Histories of jobs: the recorded calls and reads of each process, checked against a model."""
 
 from .events import Event, Fault, History, Push, Read
 from .numbers import Numbers

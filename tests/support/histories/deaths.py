@@ -15,7 +15,7 @@ def now(seconds: float = 0) -> None:
 
 
 def in_a_step(how: str, seconds: float) -> None:
-    """Die after some time, or when one server, or one key, has its part of a call and the others have not."""
+    """Die after some time, or when one server, or one key, has its part of a call and another has not."""
     if how == "some time":
         threading.Thread(target=now, args=(seconds,), daemon=True).start()
     elif how == "one server":

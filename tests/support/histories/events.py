@@ -1,4 +1,4 @@
-"""What a history consists of: calls with their times and outcomes, and what happened to processes."""
+"""The parts of a history: calls with their times and outcomes, and the faults of processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Push(NamedTuple):
     number: int
 
 
-#: What a value tells: the pushes in it, each as often as it is in it. None: no such value can come of pushes.
+#: The pushes in a value, each as often as the value has it. None: no set of pushes gives this value.
 Contents = tuple[Push, ...] | None
 
 
@@ -34,7 +34,8 @@ class Read(NamedTuple):
 class Event(NamedTuple):
     """One call of a process.
 
-    A step is one call, `step`, from the end of its block on; `begin` is one whose block was not left well.
+    A step is one call, `step`, from the end of its block on; `begin` is a step whose block ended with an
+    error.
     """
 
     slot: int  # rank + workers * incarnation; a thread of `local` has one of its own
@@ -55,7 +56,7 @@ class Event(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What was done to a process: killed; stopped, so long that it is lost; or paused, for less."""
+    """A fault of a process: killed; stopped for so long that it is lost; or paused, for less."""
 
     kind: str  # killed, stopped, paused
     role: str = "worker"
@@ -73,9 +74,9 @@ class History(NamedTuple):
     keeps: str = "all"  # pushes in a value: all, where an optimizer adds them up; last, where they replace it
     on_peer_loss: str = "raise"
     faults: tuple[Fault, ...] = ()
-    #: (saved, crashed) of servers that came back from a snapshot: what was acknowledged between is lost.
+    #: (saved, crashed) of servers restarted from a snapshot: pushes acknowledged between the two are lost.
     forgotten: tuple[tuple[float, float], ...] = ()
-    #: Rounds after which those who came back begin, by process, key and cell, where that is known.
+    #: Rounds after which rejoined processes begin, by process, key and cell, where that is known.
     bases: Mapping[tuple[int, Key, int], int] = {}
     noticed: float = math.inf  # seconds after a death within which all servers know of it
 

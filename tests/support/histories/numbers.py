@@ -4,12 +4,12 @@ A key is a repetition of one cell. Element 0 of a cell is 1 in the first value a
 process has some more elements, its words.
 
 * keeps "all" (an optimizer adds pushes up): push n adds 4**d to one word, with a digit d of its own for
-  each n. A digit tells how often that push is in the value: 0, 1, 2 or 3 times. A float64 holds 26 digits
+  each n. A digit counts how often that push is in the value: 0, 1, 2 or 3 times. A float64 holds 26 digits
   exactly, a float32 12.
 * keeps "last" (sums replace the value): the first word of a push is 1, the second its number. So a sum
-  tells how many pushes of each process are in it, and which.
+  shows how many pushes of each process are in it, and which.
 
-All is exact, whatever the order of sums. Cells have a power of two of elements, and so slices have whole
+All is exact in every order of sums. Cells have a power of two of elements, and so slices have whole
 ones.
 """
 
@@ -42,7 +42,7 @@ class Numbers(NamedTuple):
 
     @property
     def pushes(self) -> int:
-        """How many pushes of one process can be told apart."""
+        """How many pushes of one process can be distinguished."""
         return self.words * _DIGITS[self.dtype] if self.keeps == "all" else 1 << 20
 
     def start(self) -> Array:
@@ -60,7 +60,7 @@ class Numbers(NamedTuple):
         return self._repeat({first + word: 4**digit})
 
     def empty(self) -> Array:
-        """Return room to pull into, filled with what no value has."""
+        """Return an array to pull into, filled with a number that no value has."""
         return np.full(self.cells * self.cell, np.nan, self.dtype)
 
     def _repeat(self, elements: dict[int, int]) -> Array:
@@ -95,7 +95,7 @@ class Numbers(NamedTuple):
         return [Push(slot, number) for number, times in digits for _ in range(times)]
 
     def _one_sum(self, slot: int, times: int, total: int) -> list[Push | None]:
-        """Of `times` pushes whose numbers sum up to this; more than one of a process are wrong, whichever."""
+        """Return the pushes whose numbers sum up to this; more than one push of a process is always wrong."""
         if times == 0:
             return [None] if total else []
         return [Push(slot, total // times)] * times if times < 100 else [None]

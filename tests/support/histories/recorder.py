@@ -1,8 +1,8 @@
-"""Records what a process calls and reads: a line before each call, and one after it.
+"""Records the calls and reads of a process: a line before each call, and one after it.
 
 A line is one write to a file that is appended to, so that a process that is killed leaves all that it has
 called. Times are those of CLOCK_MONOTONIC, which all processes of a host share. A step has a line more, as it
-begins: what it pushes is known at the end of its block, and until then none of it may count.
+begins: its pushes are known at the end of its block, and until then none of them may count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .numbers import Array, Numbers
 
 
 class _Step(NamedTuple):
-    """What is called in a step, until its block ends."""
+    """The calls made in a step, until its block ends."""
 
     pushed: dict[Key, int]
     outs: dict[Key, Array]
@@ -33,7 +33,7 @@ class _Step(NamedTuple):
     def takes(
         self, verb: str, keys: Sequence[Key], pushed: Mapping[Key, int], outs: Mapping[Key, Array]
     ) -> bool:
-        """Take in a call that is made at the end of the block: a push, or a pull of what is pushed."""
+        """Record a call that is made at the end of the block: a push, or a pull of a pushed key."""
         if pushed:
             self.pushed.update(pushed)
             self.outs.update(outs)
@@ -45,7 +45,7 @@ class _Step(NamedTuple):
 
 
 class RecordedStore:
-    """A store of which every call is recorded; what it pushes, it makes itself.
+    """A store that records every call; it makes the values that it pushes.
 
     `slots` are the numbers of the threads that call it: one for a process with one.
     """
@@ -90,7 +90,7 @@ class RecordedStore:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Make one step of what is pushed in the block."""
+        """Make one step of the pushes of the block."""
         calls: dict[int, Mapping[Key, Array]] = {self._called("begin", (), {}): {}}
         try:
             with self.store.step():
@@ -112,7 +112,7 @@ class RecordedStore:
         self._call("pushpull", keys, call, pushed, outs)
 
     def start(self, verb: str, *keys: Key) -> Callable[[], None]:
-        """Push and read in the background; what is returned waits for it."""
+        """Push and read in the background; the returned function waits for it."""
         pushed, values = self._next(keys) if verb != "pull" else ({}, [])
         outs = self._outs(keys) if verb != "push" else {}
         arguments = [values] if values else []
@@ -142,7 +142,7 @@ class RecordedStore:
         self._call("wait", (), self.store.wait)
 
     def barrier(self) -> None:
-        """Meet the others."""
+        """Meet the other processes."""
         self._call("barrier", (), self.store.barrier)
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class RecordedStore:
 
     @contextlib.contextmanager
     def _block(self) -> Iterator[_Step]:
-        """Take in what is called in a step. Of a block that is not left well nothing was pushed."""
+        """Record the calls of a step. A block that ends with an error has pushed nothing."""
         self._step = step = _Step({}, {}, [])
         try:
             yield step
@@ -187,7 +187,7 @@ class RecordedStore:
             self._step = None
 
     def _sent(self, name: int, step: _Step) -> dict[int, Mapping[Key, Array]]:
-        """Note what is called at the end of a step, and with what each call comes back."""
+        """Record the calls at the end of a step, and the result of each."""
         self._called("step", list(step.pushed), step.pushed, name)
         return {name: step.outs} | {self._called("pull", list(outs), {}): outs for outs in step.pulls}
 
@@ -217,7 +217,7 @@ class RecordedStore:
 
 
 def events_in(path: Path) -> list[Event]:
-    """Read what a process has recorded."""
+    """Read the record of a process."""
     found: dict[int, Event] = {}
     for line in path.read_text().splitlines():
         name, *rest = json.loads(line)

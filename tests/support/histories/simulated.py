@@ -9,7 +9,7 @@ from typing import Any
 
 from .events import ABANDONED, Contents, Event, Fault, History, Key, Push, Read
 
-NOTICED = 5.0  # seconds: heartbeats that come no more, and a view that is sent again
+NOTICED = 5.0  # seconds: heartbeats that stop, and a view that is sent again
 
 
 class SimulatedCalls:
@@ -35,7 +35,7 @@ class SimulatedCalls:
             self._values[store, name].setdefault(key, {})[part] = value
 
     def unread(self, store: Any, name: Hashable) -> None:
-        """Forget what a call reads: the real store does not read so after a loss."""
+        """Forget the reads of a call: the real store does not read so after a loss."""
         self._values[store, name] = {}
 
     def returned(self, store: Any, name: Hashable, failure: Any, now: float) -> None:
@@ -69,7 +69,7 @@ class SimulatedCalls:
         return [self._history(job, number) for number in numbers]
 
     def _abandon(self) -> None:
-        """Give calls an end whose store was closed meanwhile, by who had got an error from another call."""
+        """End the calls of a store that was closed after another of its calls got an error."""
         for (store, name), event in self._events.items():
             if event.returned == math.inf and store.error is not None:
                 self._events[store, name] = event._replace(returned=store.job.now, error=ABANDONED)

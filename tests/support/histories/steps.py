@@ -1,4 +1,4 @@
-"""What the processes of a job do that push in whole steps, until one of them is lost in the middle of one."""
+"""The processes of a job that pushes in whole steps, until one of them is lost in the middle of one."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def save(store: RecordedStore) -> None:
 
 
 def reads_after(store: RecordedStore) -> None:
-    """Read what is left, alone, together and by a file, until all others know as well."""
+    """Read the remaining values, alone, together and by a file, until all other processes know as well."""
     for _ in range(12):
         for keys in (("a",), ("b",), ("c",), ("c", "b")):
             with contextlib.suppress(*LOSSES):

@@ -84,5 +84,5 @@ class Story:
         self.call(slot, verb, error=error, **{"text": "worker is lost", **rest})
 
     def history(self) -> History:
-        """Return what was told."""
+        """Return the recorded events."""
         return History(tuple(self.events), self.workers, faults=tuple(self.faults), **self.job)

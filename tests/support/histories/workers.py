@@ -1,4 +1,4 @@
-"""What the processes of a job do whose history is checked: random verbs on three keys, by a seed."""
+"""The processes of a job whose history is checked: random verbs on three keys, by a seed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def works(
         begin(recorded, keeps)
         jobs.tell("ready")
         for at in range(rounds):
-            # Who comes back can begin nowhere but at a pass that is like all others.
+            # A rejoined worker can begin only at a pass that is like all others.
             shared = random.Random(f"{seed} {at if on_peer_loss == 'raise' else ''}")
             (rounds_ahead if ahead else one_round)(recorded, shared, random.Random(f"{seed} {slot} {at}"))
         end = "done"
@@ -108,7 +108,7 @@ def rounds_ahead(store: RecordedStore, shared: random.Random, own: random.Random
 
 
 def _noting(errors: list[kv.KVStoreError], call: Callable[[], Any]) -> Any:
-    """Call, and go on after a loss: what else runs in the background has to end, too."""
+    """Call, and continue after a loss: other operations in the background have to end, too."""
     try:
         return call()
     except (kv.PeerLostError, kv.FencedError) as error:
@@ -117,7 +117,7 @@ def _noting(errors: list[kv.KVStoreError], call: Callable[[], Any]) -> Any:
 
 
 def reads_after(store: RecordedStore) -> None:
-    """Read what is left, alone and together, until all others know as well."""
+    """Read the remaining values, alone and together, until all other processes know as well."""
     for _ in range(12):
         for keys in (("a",), ("b",), ("c",), ("a", "b")):
             with contextlib.suppress(kv.PeerLostError, kv.FencedError):

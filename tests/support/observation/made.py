@@ -1,4 +1,4 @@
-"""Files of a timeline that are made by hand: what is in them is known."""
+"""Files of a timeline that are made by hand: their content is known."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import pace
 import pytest
 from launched import Job, until
 
-#: What each process of a job logs.
+#: The log lines of each process of a job.
 ADDRESS = re.compile(r"metrics of this process are at (http://\S+)\n")
 
 _FOLDER = os.environ.get("KVSTORE_TEST_PROMETHEUS", "")
@@ -45,7 +45,7 @@ def addresses(log: Path) -> list[str]:
 
 @contextlib.contextmanager
 def scraping(job: Job, targets: Sequence[str], interval: str) -> Iterator[Query]:
-    """Scrape these addresses again and again; what is given answers expressions."""
+    """Scrape these addresses repeatedly; the returned function answers expressions."""
     hosts = [one.split("/")[2] for one in targets]
     config = {
         "global": {"scrape_interval": interval},

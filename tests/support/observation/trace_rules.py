@@ -50,7 +50,7 @@ def _insert(base: sqlite3.Connection, at: int, event: dict[str, Any]) -> None:
         base.execute(f"UPDATE {table} SET sort_index = ? WHERE {place}", values)
 
 
-#: What is wrong, and the query that finds it.
+#: The text of each violation, and the query that finds it.
 RULES = {
     "phases of events": "SELECT * FROM event WHERE ph NOT IN ('X', 'i', 'C')",
     "spans have a length, instants have none": (

@@ -48,7 +48,7 @@ PLACES = {
 
 
 class Script(NamedTuple):
-    """A program as its lines, for so many workers; all of it, and what was not seen, is in these."""
+    """A program as its lines, for so many workers; the lines include the output that was not seen."""
 
     workers: int
     dtype: str
@@ -77,7 +77,7 @@ class _Crew:
         self._folder = tempfile.TemporaryDirectory()
 
     def play(self, place: Place, script: Script) -> list[list[Seen]] | str:
-        """Return what each worker has seen, or how one of them has ended."""
+        """Return the results of each worker, or how one of them has ended."""
         with self._lock:
             job = self._running()
             name = Path(self._folder.name, f"program-{next(self._numbers)}")
@@ -123,7 +123,7 @@ class _Crew:
     def close(self) -> None:
         """End the job."""
         if self._job is not None:
-            with contextlib.suppress(AssertionError):  # what a broken job leaves is the next test's to see
+            with contextlib.suppress(AssertionError):  # the next test checks the remains of a broken job
                 self._job.close()
             self._job = None
 

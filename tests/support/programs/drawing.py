@@ -60,7 +60,8 @@ EXCHANGES = {
     "later(store.pull, KEYS, out=out(KEYS))": 1,
 }
 KINDS = ("all", "one", "different")
-#: Before a file is read or written, all must have come there; after it is written, none may be ahead.
+#: Before a file is read or written, all workers must have reached this place; after it is written, none may
+#: be ahead.
 TOGETHER = Call("store.wait(); store.barrier()", kept=True)
 
 
@@ -70,7 +71,7 @@ def drawn(seed: int) -> Program:
 
 
 class _Drawing:
-    """What is known of the program so far."""
+    """The state of the program so far."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -136,7 +137,7 @@ class _Drawing:
     def _exchange(self) -> Stage:
         (text,) = self.draw.choices([*EXCHANGES], [*EXCHANGES.values()])
         keys = self._some()
-        if "seen(" in text or "home(" in text:  # rows would get what is stored of theirs only
+        if "seen(" in text or "home(" in text:  # rows would get only the stored rows
             keys = tuple(key for key in dict.fromkeys(keys) if key not in TABLES)
             text = text.replace("HOW", "")
         return (Call(self._numbered(text), keys),) if keys else ()

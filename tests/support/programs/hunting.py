@@ -1,4 +1,4 @@
-"""Programs of many seeds, several at a time; the first difference of each is made small and told."""
+"""Programs of many seeds, several at a time; the first difference of each is made small and printed."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from .crews import Script
 
 _SGD, _SCHEDULE = "kv.optimizer.SGD", "kv.lr_scheduler.PolyScheduler(9, base_lr=0.5)"
 
-#: What each letter was, is in CHANGELOG.md.
+#: CHANGELOG.md describes the fault of each letter.
 KNOWN: dict[str, str] = {
     "A: states of a key that the file does not have": """
 store.init(["c"], first(["c"]))

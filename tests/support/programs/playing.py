@@ -1,4 +1,4 @@
-"""The names that the lines of a program use: on a worker, and in the one process that shows what they mean.
+"""The names that the lines of a program use: on a worker, and in the single process that defines the result.
 
 Both run the same lines. A worker pushes its own values; the process pushes those of all workers, in the order
 of the ranks, and does what any worker does.
@@ -66,7 +66,7 @@ class Names:
         return own | {"store": self.store, "rank": self.rank, "kv": kv, "adding": adding, "time": time}
 
     def values_of(self, rank: int, key: int | str, number: int, values: int = 1, rows: str = "") -> list[Any]:
-        """Return what a worker pushes into a key: with rows "some", all but worker 0 push rows."""
+        """Return the value that a worker pushes into a key: with rows "some", all but worker 0 push rows."""
         made = []
         whole = rank == 0 and rows == "some"
         for at in range(values):
@@ -86,7 +86,7 @@ class Names:
         rows: str = "",
         without: Sequence[int] = (),
     ) -> list[list[Any]]:
-        """Make gradients: so many values for each key, and rows of what has rows."""
+        """Make gradients: so many values for each key, and rows for each table."""
         return [
             self.values_of(self.rank, key, number + 100 * at, values, rows) for at, key in enumerate(keys)
         ]
@@ -143,7 +143,7 @@ class Names:
         self._works.append((self.line, verb(*arguments, async_op=True, **options)))
 
     def play(self, lines: Sequence[str]) -> list[Seen]:
-        """Run the lines; return what was seen. An error that is not harmless is the last thing seen."""
+        """Run the lines; return the results. An error that is not harmless is the last thing seen."""
         names = self.table()
         for self.line, line in enumerate(lines):
             self._run(line, names)
@@ -161,7 +161,7 @@ class Names:
                 raise
 
     def _failed(self, line: int, error: BaseException) -> None:
-        # What the call was to write is as it was, or half written.
+        # The outs of the call are unchanged, or half written.
         self.seen_so_far = [one for one in self.seen_so_far if one.line != line]
         self.seen_so_far.append(Seen(line, "error", [Failure(type(error).__name__, str(error))]))
 
@@ -237,7 +237,7 @@ class _WithoutUpdater:
 
 
 def adding(factor: float) -> Callable[[Any, Any, Array], None]:
-    """Make an updater that adds what is pushed."""
+    """Make an updater that adds the pushed values."""
 
     def add(key: Any, summed: Any, stored: Array) -> None:
         dense = summed.todense() if is_rows(summed) else summed
@@ -270,7 +270,7 @@ def _zeros(value: Any) -> Any:
 
 
 def alone(store: str, dtype: str, **options: Any) -> dict[str, Any]:
-    """Return the names for a program that is a file of its own; `show()` prints what was seen."""
+    """Return the names for a program that is a file of its own; `show()` prints the results."""
     made = kv.create(store, **options)
     names = Names(made, made.num_workers, Path(tempfile.gettempdir()), dtype)
 

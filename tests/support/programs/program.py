@@ -15,8 +15,8 @@ class Call(NamedTuple):
     """One line, with KEYS for its keys and WITHOUT for workers that have joined.
 
     `by` is the worker that makes the call; None: all that have not joined. In the last call of a worker
-    `joins` is set; a smaller stage has what is `kept`, too. What `holds` does so from the next push of its
-    worker on.
+    `joins` is set; a smaller stage has the lines that are `kept`, too. A line with `holds` applies from the
+    next push of its worker on.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""What workers have seen, and whether it is what one process has seen."""
+"""The results of workers, compared with those of one process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def content(path: Path) -> dict[str, Any]:
 
 def difference(lines: Sequence[str], ours: Sequence[Seen], reference: Sequence[Seen]) -> tuple[int, str]:
     """Return the first line whose results differ, and how; -1 if none does."""
-    # What a line of some workers does is not seen by the others.
+    # The other workers do not see the results of a line of some workers.
     ours_by, theirs_by = _by_line(ours), _by_line(reference)
     for line, what in sorted({*ours_by, *theirs_by}):
         found, wanted = ours_by.get((line, what), []), theirs_by.get((line, what), [])

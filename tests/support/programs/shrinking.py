@@ -9,12 +9,12 @@ from .program import Program, Stage
 
 #: How often a smaller program is played before it counts as one that shows nothing.
 _TRIES = 3
-#: What a call may do without.
+#: The parts that a call may do without.
 _DETAILS = (", values=2", ", values=3", ', rows="all"', ', rows="some"', ", dump_optimizer=True")
 
 
 def shrunk(crews: Crews, program: Program, found: Found, tries: int = _TRIES) -> tuple[Program, Found]:
-    """Take out of a program what its difference does not need."""
+    """Remove the lines of a program that its difference does not need."""
 
     def shows(smaller: Program) -> Found | None:
         for _ in range(tries):

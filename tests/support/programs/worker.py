@@ -1,4 +1,4 @@
-"""What a worker does that plays one program after another, each in a store of its own."""
+"""A worker that plays one program after another, each in a store of its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def play() -> None:
 
 
 def _played(request: dict[str, Any]) -> Any:
-    """Return what was seen: if an error has ended the program, up to that error."""
+    """Return the results: if an error has ended the program, up to that error."""
     names = None
     try:
         with kv.create(request["store"], **request["options"]) as store:

@@ -1,4 +1,4 @@
-"""Who of this machine has ended, as soon as the kernel knows."""
+"""The processes of this machine that have ended, as soon as the kernel knows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_living_are_there_also_if_they_stand_still(child: subprocess.Popen[b
     peers.close()
 
 
-def test_who_was_killed_is_lost_before_and_after_it_is_waited_for(child: subprocess.Popen[bytes]) -> None:
+def test_a_killed_process_is_lost_before_and_after_it_is_waited_for(child: subprocess.Popen[bytes]) -> None:
     peers = LocalPeers([identity(5), Identity(3, child.pid, started(child.pid))])
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -54,7 +54,7 @@ def test_who_was_killed_is_lost_before_and_after_it_is_waited_for(child: subproc
 
 
 def test_a_process_of_another_namespace_is_not_watched(child: subprocess.Popen[bytes]) -> None:
-    """Its number names nobody here, or somebody else."""
+    """Its number is that of no process here, or of another process."""
     before = len(os.listdir("/proc/self/fd"))
     peers = LocalPeers([Identity(3, child.pid, started(child.pid) + 1), Identity(4, 2**22 + 1, 1)])
     assert len(os.listdir("/proc/self/fd")) == before
@@ -67,7 +67,9 @@ def test_a_process_of_another_namespace_is_not_watched(child: subprocess.Popen[b
     ("state", "flags", "ended"),
     [("R", 0x400000, False), ("S", 0, False), ("R", 0x400004, True), ("D", 0x4, True), ("Z", 0, True)],
 )
-def test_who_is_about_to_end_is_known_by_a_flag(tmp_path: Path, state: str, flags: int, ended: bool) -> None:
+def test_a_process_about_to_end_is_known_by_a_flag(
+    tmp_path: Path, state: str, flags: int, ended: bool
+) -> None:
     path = tmp_path / "stat"
     path.write_text(STAT.format(state=state, flags=flags))
     with path.open() as file:

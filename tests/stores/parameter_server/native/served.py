@@ -31,7 +31,7 @@ from kvstore.stores.parameter_server.transport.sockets import _decoded, _with_pa
 K, P = m.Kind, PayloadLocation
 LIMIT = 1 << 26
 JOB = "job"
-KEYS = bytes(range(32)), bytes(range(32, 64))  # of what a server sends, and of what it gets
+KEYS = bytes(range(32)), bytes(range(32, 64))  # for the data that a server sends, and receives
 
 
 class Sockets:
@@ -48,7 +48,7 @@ class Sockets:
         self.known: dict[Hashable, Link] = {}
         self.inbox: list[tuple[Hashable, Any]] = []
         self.told: list[tuple[Hashable, Any]] = []
-        self.seen = 0  # records that came to Python
+        self.seen = 0  # records that reached Python
 
     def observe(self, counters: Counters, waits: Any) -> None:
         self.all.observe(counters, waits)
@@ -125,7 +125,7 @@ class Answer(NamedTuple):
 
 
 class Worker:
-    """A worker's end: it sends what it is told, and keeps all answers."""
+    """A worker's end: it sends messages of the test, and keeps all replies."""
 
     def __init__(self, server: Server, rank: int, incarnation: int) -> None:
         self.server, self.rank, self.incarnation = server, rank, incarnation
@@ -198,7 +198,7 @@ def summed(record: Record, data: bytes, size: int) -> bytes:
 
 
 def unpacked(data: bytes) -> Any:
-    """Rule, counts and arrays of a state; the order of what is packed may differ."""
+    """Rule, counts and arrays of a state; the order of packed entries may differ."""
     if not data:
         return None
     content = states.unpack(data)
@@ -236,7 +236,7 @@ class Server:
     def install(
         self, text: str, version: int = 1, ordinal: int = 1, epoch: int = 1, kind: str = "settings"
     ) -> None:
-        """Tell of settings that hold from a version on; or a command, if it is of that kind."""
+        """Send settings that hold from a version on; or a command, if it is of that kind."""
         self.installs += 1
         self.tell(m.Install(0, self.installs, kind, text, since=version, ordinal=ordinal, epoch=epoch))
 
@@ -368,7 +368,7 @@ class TableServer(Server):
         return {i: (one.round, rows[i]) for i, one in sorted(ready.items())}
 
     def past(self) -> dict[int, Any]:
-        """What each table was before its last round, all of it and some rows."""
+        """The content of each table before its last round, all of it and some rows."""
         found: dict[int, Any] = {}
         shard = self.loop._storage.shard(0)
         for i, (round, _) in self.values().items():

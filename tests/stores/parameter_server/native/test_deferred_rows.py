@@ -1,4 +1,4 @@
-"""Rows of a table that a server sends while it goes on: an answer has them as they were when it was made."""
+"""Rows of a table that a server sends while it continues: a reply has them as they were when it was made."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Job:
         return self.last[rank]
 
     def push(self, rank: int, round_: int) -> None:
-        """Rank 0 brings all of it: what the others add is nothing."""
+        """Rank 0 pushes all of it: the other workers add zeros."""
         rows = np.full((len(IDS), WIDTH), -float(round_) if rank == 0 else 0.0, np.float32)
         size = IDS.nbytes + rows.nbytes
         more = {"clock": round_, "version": 1, "rows": len(IDS), "place": P.FRAME, "nbytes": size}
@@ -56,13 +56,13 @@ class Job:
         return self.send(rank, K.PULL_ROWS, round_, [IDS], rows=len(IDS), place=P.FRAME, nbytes=IDS.nbytes)
 
     def serve(self, *ranks: int) -> None:
-        """Serve once; these workers read what has come."""
+        """Serve once; these workers read the replies."""
         self.server.loop._serve_once()
         for rank in ranks:
             self.server._collect(self.server.workers[rank])
 
     def serve_until(self, round_: int, *ranks: int) -> None:
-        """Until a round is done; so its requests came before."""
+        """Until a round is done; so its requests arrived before."""
         end = pace.deadline(60)
         while self.server.loop._machine._stores[0].requests.slices[0].round != round_:
             assert time.monotonic() < end
@@ -76,7 +76,7 @@ class Job:
         return self.server.workers[rank].answers.pop(sequence)
 
     def stuck(self, rank: int) -> bool:
-        """Whether some of what the worker is sent has not gone."""
+        """Whether a part of the data for the worker is not sent yet."""
         return not self.server.sockets.streams[self.server.workers[rank].peer].sent
 
     def round(self, number: int, *readers: int) -> None:
@@ -149,7 +149,7 @@ def test_rows_are_sent_though_their_table_is_forgotten(job: Job) -> None:
     assert job.answered(1, sequence) == after(9)
 
 
-def test_who_is_sent_rows_and_goes_costs_the_others_nothing(job: Job) -> None:
+def test_a_worker_that_leaves_while_rows_are_sent_costs_the_others_nothing(job: Job) -> None:
     sequence = asked(job, 1)
     asked(job, 2)
     job.server.workers[2].close_stream()

@@ -1,4 +1,4 @@
-"""What a server answers over streams, with the requests handled in C and without: it must be the same.
+"""The replies of a server over streams, with the requests handled in C and without: they must be the same.
 
 `KVSTORE_LINKS_SEED` takes up the seed that a failure prints.
 """
@@ -59,7 +59,7 @@ def schedule(step: int) -> dict[str, Any]:
     return {"name": "FactorScheduler", "config": {"step": step, "factor": 0.5, "base_lr": 0.3}}
 
 
-#: Optimizers, of which some have the same parameters in all updates, and what may change of each.
+#: Optimizers, some with the same parameters in all updates, and the parameters that may change.
 RULES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("sgd", {"learning_rate": 0.5}, {"wd": 0.01}),
     ("sgd", {"momentum": 0.9, "lr_mult": [["0", 0.5], ["6", 0.1]]}, {"momentum": 0.5, "clip_gradient": 1.0}),
@@ -79,7 +79,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 class Program:
-    """Drives a server by a seed. What it does next never depends on what is answered."""
+    """Drives a server by a seed. Its next action never depends on the replies."""
 
     def __init__(self, server: Server, seed: int) -> None:
         self.server, self.chance = server, random.Random(seed)
@@ -88,11 +88,11 @@ class Program:
         self.slices = sorted(self.chance.sample(range(len(SHAPES)), self.chance.randint(1, 5)))
         self.threshold = 0.5
         self.crowded = self.chance.random() < 0.2
-        #: Whether most of what is pushed is packed, and summed without an optimizer.
+        #: Whether most pushed values are packed, and summed without an optimizer.
         self.packs = self.chance.random() < 0.3
         server.mode = "sync" if self.packs or self.chance.random() < 0.6 else "async"
-        #: Whether payloads lie in shared memory; else workers leave. What one that is gone had there can be
-        #: read by a link, which has mapped it, and by nobody else.
+        #: Whether payloads lie in shared memory; else workers leave. The memory of a worker that left can be
+        #: read by a link, which has mapped it, and by no other process.
         self.shares = self.chance.random() < (0.3 if self.packs else 0.6)
         self.pushed = {(rank, i): 0 for rank in range(workers) for i in self.slices}
         self.sequence = dict.fromkeys(range(workers), 0)
@@ -127,7 +127,7 @@ class Program:
     def request(self, rank: int, kind: int, slice_: int, round_: int = 0, **more: Any) -> tuple[Record, Any]:
         self.sequence[rank] += 1
         version, self.clock = self.version, self.clock + (self.chance.random() < 0.3)
-        if self.chance.random() < 0.1:  # what it did not know yet, or the server does not know
+        if self.chance.random() < 0.1:  # a round new to the worker, or unknown to the server
             version = max(0, version + self.chance.choice([-2, -1, -1, 1]))
         time = max(0, self.clock - self.chance.choice([0, 0, 0, 1, 5]))
         epoch = max(0, self.epoch - self.drawn.choice([0, 0, 0, 0, 1]))  # perhaps of older counts
@@ -225,9 +225,9 @@ class Program:
 
     def batch(self) -> None:
         chance, rank = self.chance, self.chance.choice(self.ranks)
-        if chance.random() < 0.5:  # whoever is behind goes on
+        if chance.random() < 0.5:  # the worker that is behind continues
             rank = min(self.ranks, key=lambda one: sum(self.pushed[one, i] for i in self.slices))
-        # A worker makes its next request of a slice when the one before is answered; what it is told of
+        # A worker makes its next request of a slice when the previous request is answered; its replies for
         # several in one message depends on which of them the sums come between.
         slices = chance.sample(self.slices, chance.randint(1, len(self.slices)))
         if self.crowded:
@@ -283,17 +283,17 @@ class Program:
             self.change_settings("configure")
 
     def change_settings(self, kind: str) -> None:
-        """Tell the server of an optimizer, other settings of it, other counts, or a command."""
+        """Send the server an optimizer, other settings of it, other counts, or a command."""
         self.version += 1
         if kind == "command":
             self.server.install("any", kind=kind)
-        elif kind == "configure" and self.chance.random() < 0.1:  # what can be no optimizer
+        elif kind == "configure" and self.chance.random() < 0.1:  # an invalid optimizer
             self.server.install(
                 json.dumps({"name": "adm", "config": {}}), self.version, self.ordinal, self.epoch
             )
         else:
             self.described(kind)
-            # Those of a version that was told of, or of one between others, may be replaced.
+            # The settings of an announced version, or of a version between two, may be replaced.
             version = max(1, self.version - (self.drawn.random() < 0.1))
             self.server.install(self.text, version, self.ordinal, self.epoch)
 
@@ -315,7 +315,7 @@ class Program:
         for _ in range(steps):
             if self.chance.random() < 0.12:
                 self.special()
-                self.server.pump()  # whether it or another worker's message comes first would decide else
+                self.server.pump()  # else the order of this and another worker's message would decide
             else:
                 self.batch()
         server = self.server
@@ -625,11 +625,11 @@ def test_large_sums_are_those_of_their_rounds_whichever_thread_sends_them(large:
         assert time.monotonic() < end
 
 
-def test_a_large_sum_goes_out_though_nobody_serves(large: Server) -> None:
-    """Who waits until all is sent, as before the end, does not serve meanwhile."""
+def test_a_large_sum_is_sent_though_no_thread_serves(large: Server) -> None:
+    """A thread that waits until all is sent, as before the end, does not serve during the wait."""
     for round_ in range(1, 12):
         bring(large, round_, [np.ones(NUMBERS, np.float32)] * 4)
-    for rank in (1, 2, 3, 0):  # the last one is of a worker whom the first thread serves
+    for rank in (1, 2, 3, 0):  # the last is a worker of the first thread
         large.send(rank, [of_large(12 + (rank == 0), 12)], [np.ones(NUMBERS, np.float32)])
         if rank:
             large.pump()
@@ -647,7 +647,7 @@ def test_a_large_sum_goes_out_though_nobody_serves(large: Server) -> None:
             large._collect(worker)
 
 
-# ------------------------------------------------------------------------------------ what comes between
+# ------------------------------------------------------------------------------------ requests between
 
 
 @pytest.fixture(params=[True, False], ids=["links", "no links"])
@@ -764,7 +764,7 @@ def put(server: Server, rank: int, sequence: int, round_: int, value: float) -> 
 
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("packed", [False, True])  # a sum of both kinds of parts is Python's
-def test_a_part_of_a_host_lies_in_memory_of_who_has_sent_it(server: Server, packed: bool, dies: bool) -> None:
+def test_a_part_of_a_host_lies_in_memory_of_its_sender(server: Server, packed: bool, dies: bool) -> None:
     begun_by_hosts(server)
     put(server, 0, 0, 0, 100)  # at the same place of another worker's memory
     for round_ in (1, 2):
@@ -797,7 +797,7 @@ def test_a_part_whose_worker_died_before_it_was_found_has_not_come(server: Serve
     assert server.workers[2].answers[1] == [Answer(K.VALUE, 1, ones(6).tobytes())]
 
 
-def test_only_a_server_of_the_host_shares_memory_with_who_pushes_for_it(server: Server) -> None:
+def test_only_a_server_of_the_host_shares_memory_with_its_pushers(server: Server) -> None:
     here = host_identity()
     begun_by_hosts(server, here)
     assert all(worker.memory is not None for worker in server.workers.values())
@@ -822,7 +822,7 @@ SUM = np.array([1, 0, -0.5, 0.5] * 2, np.float32)
 
 
 def push_packed(server: Server, sequences: tuple[int, int], round_: int) -> None:
-    """Have both workers push what they have packed."""
+    """Have both workers push the values that they have packed."""
     for rank, sequence in enumerate(sequences):
         record = push(sequence, round_)._replace(coding=TWO_BIT, threshold=0.5, nbytes=4)
         server.send(rank, [record], [bytes([PARTS[rank]] * 2 + [0, 0])])
@@ -841,11 +841,11 @@ def test_a_packed_sum_is_read_packed_and_plain(server: Server) -> None:
     begun(server)
     push_packed(server, (3, 2), 2)
     assert pulled(server, 0, 4, 2, m.PACKED) == SUM.tobytes()
-    assert pulled(server, 1, 3, 2) == SUM.tobytes(), "whoever asks for plain numbers gets these"
+    assert pulled(server, 1, 3, 2) == SUM.tobytes(), "a request for plain numbers gets these"
     assert pulled(server, 0, 5, 2, m.PACKED) == SUM.tobytes(), "and others still get the parts"
     assert server.workers[0].packed == (2 if server.sockets.links else 0) and not server.workers[1].packed
     assert server.values()[0] == (2, SUM.tobytes())
-    assert pulled(server, 0, 6, 2, m.PACKED) == SUM.tobytes(), "Python may write what it has looked at"
+    assert pulled(server, 0, 6, 2, m.PACKED) == SUM.tobytes(), "Python may write an array that it has read"
     assert server.workers[0].packed == (2 if server.sockets.links else 0)
 
 
@@ -880,7 +880,7 @@ def test_an_optimizer_updates_a_packed_sum(server: Server) -> None:
 # ------------------------------------------------------------------------------------------------ updates
 
 
-LARGE = 9000  # elements of a slice, whose value is not sent with others
+LARGE = 9000  # elements of a slice, whose value is sent alone
 
 
 def number_of_applies(server: Server, patch: pytest.MonkeyPatch) -> list[int]:
@@ -1099,7 +1099,7 @@ def test_a_slice_of_any_number_can_be_named(server: Server, number: int) -> None
     ]
 
 
-def test_a_stream_that_breaks_with_answers_on_their_way_costs_nobody_else(server: Server) -> None:
+def test_a_stream_that_breaks_with_answers_in_flight_costs_no_other_worker(server: Server) -> None:
     begun(server)
     server.send(1, [push(2, 2, kind=K.PUSHPULL)], [ones(4)])
     server.pump()
@@ -1137,7 +1137,7 @@ def test_a_worker_that_is_replaced_is_answered_no_more(server: Server) -> None:
     old.close()
 
 
-def test_a_slice_is_forgotten_with_parts_and_who_waits(server: Server) -> None:
+def test_a_slice_is_forgotten_with_parts_and_waiting_requests(server: Server) -> None:
     begun(server)
     server.send(1, [push(2, 2, kind=K.PUSHPULL)], [ones(4)])
     server.pump()
@@ -1230,7 +1230,7 @@ def test_a_payload_that_is_none_for_its_request_fails_that_alone(server: Server,
 
 
 def hostile(seed: int, links: bool, count: int) -> dict[int, list[Answer]]:
-    """Send mutated batches as worker 2, which rests, and rounds as the others; return what these are told."""
+    """Send mutated batches as worker 2, which rests, and rounds as the others; return the others' replies."""
     chance = random.Random(seed)
     with pytest.MonkeyPatch.context() as patch:
         server = Server(patch, links)
@@ -1266,13 +1266,13 @@ def check_hostile(seed: int, count: int) -> None:
         assert {answers[0].kind for answers in found.values()} <= {K.DONE, K.VALUE, K.FAILED}, told
 
 
-def test_hostile_messages_disturb_nobody_else() -> None:
+def test_hostile_messages_disturb_no_other_worker() -> None:
     check_hostile(first_seed(), 1000)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-def test_a_hundred_thousand_hostile_messages_disturb_nobody_else() -> None:
+def test_a_hundred_thousand_hostile_messages_disturb_no_other_worker() -> None:
     first = first_seed()
     for seed in range(first, first + 50):
         check_hostile(seed, 2000)

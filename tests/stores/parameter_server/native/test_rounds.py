@@ -1,4 +1,4 @@
-"""Slices in C: parts in rank order, who waits, and which requests are left to Python."""
+"""Slices in C: parts in rank order, waiting workers, and the requests that are left to Python."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROUND = SliceActivity.ROUND
 
 
 class Server:
-    """One slice, its workers, and what their requests come to."""
+    """One slice, its workers, and the results of their requests."""
 
     def __init__(self, workers: int = 2) -> None:
         self.slice = SliceState(0, 5)
@@ -44,7 +44,7 @@ class Server:
         self.members.set(range(workers), True)
 
     def ask(self, rank: int, kind: Kind, round_: int = 0, **more: Any) -> list[Record]:
-        """Send one request; what is left to Python."""
+        """Send one request; return the requests that are left to Python."""
         place = PayloadLocation.FRAME if kind in (K.PUSH, K.PUSHPULL) else PayloadLocation.NONE
         record = Record(kind, **{"slice": 5, "sequence": self.sessions[rank].low + 1, **more})
         record = record._replace(round=round_, place=place, nbytes=4 * (place == PayloadLocation.FRAME))
@@ -95,7 +95,7 @@ def test_a_pull_waits_for_its_round() -> None:
     assert server.sessions[0].waits(2)
 
 
-def test_who_has_been_answered_waits_no_more() -> None:
+def test_a_worker_that_has_been_answered_waits_no_more() -> None:
     server = Server()
     assert server.ask(0, K.PULL, 1) == []
     for round_ in (1, 2):
@@ -158,7 +158,7 @@ def test_all_behind_a_request_that_is_left_to_python_are_left_too() -> None:
     assert server.told() == [(0, K.VALUE, 0)]
 
 
-def test_who_leaves_waits_no_more() -> None:
+def test_a_worker_that_leaves_waits_no_more() -> None:
     server = Server()
     for rank in range(2):
         server.slice.wait_for_value(server.sessions[rank], Record(K.PULL, 5, 1, 4), ())
@@ -170,7 +170,7 @@ def test_who_leaves_waits_no_more() -> None:
 
 
 class Frame:
-    """What a message carries; it can be watched."""
+    """The payload of a message; it can be watched."""
 
 
 def test_frames_are_released_with_the_round() -> None:
@@ -215,7 +215,7 @@ def test_parts_of_some_ranks_are_dropped(put: list[tuple[int, int]], ranks: set[
 LATE = 0.015  # seconds; from 10 ms on a round is late
 
 
-def test_who_came_last_to_a_round_and_by_how_much() -> None:
+def test_the_last_worker_of_a_round_and_its_delay() -> None:
     server = Server(3)
     server.effects.watch_arrivals()
     for round_ in (1, 2):  # in the first one all begin
@@ -269,7 +269,7 @@ def test_late_rounds_without_end_take_no_more_memory() -> None:
     assert len(late) == 1024
 
 
-def test_nothing_is_noted_that_nobody_asks_for() -> None:
+def test_nothing_is_noted_without_a_request() -> None:
     server = Server()
     for round_ in (1, 2):
         for rank in range(2):

@@ -114,7 +114,7 @@ def test_an_answer_ends_a_wait_and_nothing_else() -> None:
     assert effects.replies() == []
 
 
-def test_nobody_is_told_who_is_gone() -> None:
+def test_a_process_that_is_gone_gets_no_message() -> None:
     worker, effects = session(), Effects()
     worker.gone = True
     effects.answer(worker, Kind.DONE, Record(Kind.PUSH, 7, 1), 3)

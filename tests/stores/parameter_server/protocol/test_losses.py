@@ -1,4 +1,4 @@
-"""What is said of processes that are lost."""
+"""The texts about processes that are lost."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def test_what_can_still_be_read(losses: list[Loss], servers: int, says: str) -> 
     assert (failure.role, failure.rank) == (losses[0].role, losses[0].rank)
 
 
-def test_nobody_is_known_to_be_lost() -> None:
+def test_no_process_is_known_to_be_lost() -> None:
     assert lost(()).text == "a process of the job is lost"

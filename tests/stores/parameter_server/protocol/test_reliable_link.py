@@ -1,4 +1,4 @@
-"""Letters come once and in order, whatever the network does to them."""
+"""Letters arrive once and in order, whatever the network does to them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_letters_are_sent_again_after_a_while_and_not_before() -> None:
     assert link.again(9.0) == []
 
 
-def test_who_is_only_slow_is_not_buried_under_repetitions() -> None:
+def test_a_slow_peer_is_not_flooded_with_repetitions() -> None:
     link = ReliableLink(1.0)
     link.write("a", 0.0)
     times = [now for now in range(100) if link.again(float(now))]

@@ -1,4 +1,4 @@
-"""Who is let in, under which rank, and who is not."""
+"""Which processes the scheduler admits, with which rank, and which it refuses."""
 
 from __future__ import annotations
 

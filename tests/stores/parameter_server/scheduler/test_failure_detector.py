@@ -1,4 +1,4 @@
-"""Losses: of workers, of servers for good, and of servers that come back."""
+"""Losses: of workers, of servers for good, and of restarted servers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_server_without_its_values_cannot_come_back() -> None:
     assert job.last("s0.2", m.Refused).error == "FencedError"
 
 
-def test_who_comes_too_late_hears_of_the_first_server_that_was_lost() -> None:
+def test_a_late_process_is_notified_of_the_first_server_that_was_lost() -> None:
     job = Job(1, 2)
     job.start()
     job.pass_time(6, "w0", "s0.1")

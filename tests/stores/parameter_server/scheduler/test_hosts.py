@@ -30,7 +30,7 @@ def test_auto_is_for_more_than_one_host_with_several(hosts: list[str]) -> None:
     assert not made("flat", hosts).seats
 
 
-def test_who_comes_back_must_find_its_host_alive() -> None:
+def test_a_rejoining_worker_must_find_its_host_alive() -> None:
     found = made("host", ["a", "a", "b"])
     assert found.refusal(1, "a", [0, 2]) is None
     elsewhere = found.refusal(1, "b", [0, 2])

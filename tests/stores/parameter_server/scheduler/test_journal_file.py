@@ -1,4 +1,4 @@
-"""The scheduler's journal: whole records or none, whoever is killed when; damage and strangers are told."""
+"""The scheduler's journal: whole records or none, after a kill at any time; damage is reported."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_where_locks_do_not_reach_the_older_one_notices(
     def make(records: list[bytes]) -> bytes:
         seen.append(list(records))
         if len(seen) == 1:
-            old.append(b"late")  # before the file is replaced: others may have heard of it
+            old.append(b"late")  # before the file is replaced: other processes may know of it
         return b"all of " + b" ".join(records)
 
     new.acquire(make)

@@ -1,4 +1,4 @@
-"""What a scheduler writes down is what it was: after a restart it answers as if it had lived on."""
+"""The records of a scheduler hold its whole state: after a restart it answers as without one."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_what_was_forgotten_of_the_settings_is_forgotten_after_a_restart_too(
     assert max(sizes) < 10_000
 
 
-def test_an_absence_counts_for_nobodys_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absence_does_not_count_as_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Company(tmp_path)
     for role, rank in (("server", 0), ("worker", 0), ("worker", 1)):
         job.say(f"{role[0]}{rank}".encode(), hello(role, rank))

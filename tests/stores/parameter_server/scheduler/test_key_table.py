@@ -1,4 +1,4 @@
-"""The table of keys: who waits for which, and how much work that is."""
+"""The table of keys: which workers wait for which keys, and the cost of this."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def table(*ready: Any) -> KeyTable:
     return made
 
 
-def test_who_asks_for_keys_waits_for_all_of_them() -> None:
+def test_a_worker_that_asks_for_keys_waits_for_all_of_them() -> None:
     keys = table("a")
     assert keys.lookup(1, 5, ("a", "b", "c"), wait=True) is None
     assert keys.waits(1)
@@ -93,7 +93,7 @@ def test_all_keys_are_of_one_kind() -> None:
 
 
 class Entries(dict[Any, Any]):
-    """Counts what is looked at."""
+    """Counts the entries that are looked at."""
 
     looks = 0
 
@@ -155,7 +155,7 @@ def test_a_key_that_moves_is_where_it_was_until_it_is_where_it_will_be() -> None
     assert sum(keys.loads) == sum(loads)
 
 
-def test_a_key_that_does_not_move_after_all_stays_and_nobody_waits() -> None:
+def test_a_key_that_does_not_move_after_all_stays_and_no_worker_waits() -> None:
     keys = spread_table()
     entries, loads = dict(keys.entries), list(keys.loads)
     assert keys.create(1, 5, spread("a", "b", whole=True), 0) == (None, ())
@@ -169,7 +169,7 @@ def test_a_key_that_does_not_move_after_all_stays_and_nobody_waits() -> None:
     assert keys.create(0, 7, spread("a", whole=True), 0)[1] != ()  # the next one may try again
 
 
-def test_who_leaves_is_not_waited_for_to_leave_old_places() -> None:
+def test_a_worker_that_leaves_is_not_waited_for_to_leave_old_places() -> None:
     keys = spread_table()
     keys.create(0, 6, spread("a", "b", whole=True), 0)
     keys.mark_ready(("a", "b"))

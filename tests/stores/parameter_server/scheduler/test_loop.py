@@ -1,4 +1,4 @@
-"""The scheduler's loop: what it keeps of what it has taken in."""
+"""The scheduler's loop: the data that it keeps of received messages."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_process_of_another_version_is_reported_once(
         hello(1, m.PROTOCOL, "9.9"),
         hello(1, m.PROTOCOL, "9.9"),
     ]
-    messages += [hello(1, m.PROTOCOL, ""), hello(1, m.PROTOCOL + 1, "9.8")]  # that one is refused
+    messages += [hello(1, m.PROTOCOL, ""), hello(1, m.PROTOCOL + 1, "9.8")]  # the second is refused
     for message in messages:
         made._note_version(message)
     told = [record.getMessage() for record in caplog.records]

@@ -1,4 +1,4 @@
-"""The scheduler as a whole: whom it knows, and what it does with those it does not."""
+"""The scheduler as a whole: the processes that it knows, and its answers to unknown ones."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
 
 
-def test_somebody_who_knows_another_scheduler_is_fenced() -> None:
+def test_a_process_that_knows_another_scheduler_is_fenced() -> None:
     job = Job()
     job.step(e.Received("old", m.ReliableMessage(9, 8, m.Barrier(1, 0, 1))))
     assert job.last("old", m.Fenced) is not None
 
 
-def test_a_stopped_scheduler_blames_nobody() -> None:
+def test_a_stopped_scheduler_blames_no_process() -> None:
     job = Job()
     job.start()
     job.now += 60
@@ -31,7 +31,7 @@ def test_it_says_whom_the_job_waits_for() -> None:
     assert job.machine.waits_for() == "server 1"
 
 
-def test_nobody_is_answered_before_a_hello() -> None:
+def test_no_process_is_answered_before_a_hello() -> None:
     job = Job()
     job.say("w0", m.Ping(3))
     assert "w0" not in job.sent

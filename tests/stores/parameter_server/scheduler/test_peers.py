@@ -1,4 +1,4 @@
-"""What one step writes, and to whom."""
+"""The messages of one step, and their receivers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_what_has_come_is_acknowledged_once() -> None:
     assert outgoing.actions == [e.Send("w0", m.ReliableMessage(0, 2, None))]
 
 
-def test_a_refusal_says_who_is_lost() -> None:
+def test_a_refusal_names_the_lost_process() -> None:
     outgoing = Outgoing(0.0)
     outgoing.refuse(Peer("w0", ReliableLink(1.0), 0.0), m.Failure("PeerLostError", "gone", "server", 1, 2.5))
     refused = m.Refused("PeerLostError", "gone", "server", 1, 2.5)

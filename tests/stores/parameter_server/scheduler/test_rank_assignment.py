@@ -1,4 +1,4 @@
-"""Who has which rank."""
+"""The assignment of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of a store: changes of late workers, servers that refuse, and what is forgotten of very many."""
+"""Settings of a store: changes of late workers, servers that refuse, and the bound on the number kept."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class Asked:
     def __init__(self, unpaced: Any = ()) -> None:
         self.table, self.unpaced = SettingsTable(0), unpaced
         self.requests = itertools.count()
-        #: All that servers were told, and what a server has that has heard it.
+        #: All messages to servers, and the settings of a server that has received them.
         self.told: list[m.Install] = []
         self.server = OptimizerVersions()
 
     def make(
         self, rank: int, kind: str, text: str = "", place: int = 0, ordinal: int = 1
     ) -> tuple[m.Settings, list[m.Install]]:
-        """Let a worker ask; return what it has asked, and what the servers must be told."""
+        """Let a worker ask; return its question, and the messages due to the servers."""
         asked = m.Settings(next(self.requests), 0, kind, ordinal, text, place)
         change, installs = self.table.request_change(rank, asked, set(SERVERS), self.unpaced)
         assert change is not None
@@ -83,7 +83,7 @@ class Asked:
     def ask(
         self, rank: int, kind: str, text: str = "", place: int = 0, ordinal: int = 1
     ) -> tuple[m.Answer, int]:
-        """Return the answer, and how often servers had to be told."""
+        """Return the answer, and the number of messages to servers."""
         asked, installs = self.make(rank, kind, text, place, ordinal)
         answers = self.table.immediate_answers()
         for install in installs:
@@ -104,13 +104,13 @@ def put(server: OptimizerVersions, install: m.Install) -> None:
 
 
 def at(server: OptimizerVersions, place: int) -> SettingsAt:
-    """Return what a server uses for pushes after the changes of a place."""
+    """Return the settings that a server uses for pushes after the changes of a place."""
     found = server.at(place + 1)
     return SettingsAt(found.generation, found.text, found.epoch, found.keeps_states)
 
 
 def newest(installs: Iterable[m.Install]) -> OptimizerVersions:
-    """Return what a server has that has heard this."""
+    """Return the settings of a server that has received these messages."""
     server = OptimizerVersions()
     for install in installs:
         put(server, install)
@@ -168,7 +168,7 @@ def test_servers_have_the_settings_of_one_process_at_each_place(
 def test_servers_have_what_the_log_says_whatever_workers_do(
     drawn: list[tuple[str, int, int]], order: list[int]
 ) -> None:
-    """Changes come from any worker, in any order of places; each has an optimizer of its own number."""
+    """Changes are made by any worker, in any order of places; each has an optimizer of its own number."""
     job, ranks = Asked(), itertools.chain(order, itertools.cycle([0, 1, 2]))
     job.ask(0, "optimizer", described())
     for kind, number, place in drawn:
@@ -416,7 +416,7 @@ def test_many_commands_are_forgotten_once_all_servers_have_them() -> None:
     assert not table.pending
 
 
-# ------------------------------------------------------------------------------------- nobody notices it
+# ------------------------------------------------------------------------------------- it is not noticed
 
 
 @examples(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -507,7 +507,7 @@ def test_a_worker_that_comes_back_changes_nothing_by_what_was_forgotten(few_kept
         job.ask(0, "configure", rate(number), number)
     job.table.forget(1)
     before = [job.holds(place) for place in range(last)]
-    # Its program begins anew, and so do its places: it may leave out what it had pushed.
+    # Its program begins anew, and so do its places: it may leave out its earlier pushes.
     assert job.ask(1, "optimizer", described())[1] == 0
     answers = [job.ask(1, "configure", rate(number), number // 2) for number in range(1 + skipped, last)]
     assert not any(told for _, told in answers)
@@ -560,7 +560,7 @@ def test_requests_of_a_worker_that_is_lost_are_answered_to_no_other() -> None:
 
 
 def say(job: Job, peer: str, number: int, kind: str, text: str, place: int) -> m.Answer | None:
-    """Let a worker make a change; return its answer, once the server has what it was told."""
+    """Let a worker make a change; return its answer, once the server has its message."""
     told = len(installs(job, "s0.1"))
     job.say(peer, m.Settings(number, 0, kind, 1, text, place))
     for install in installs(job, "s0.1")[told:]:
@@ -570,7 +570,7 @@ def say(job: Job, peer: str, number: int, kind: str, text: str, place: int) -> m
 
 
 def installs(job: Job, server: str) -> list[m.Install]:
-    """Return what a server was told, each once."""
+    """Return the messages to a server, each once."""
     told = (body for body in job.sent.get(server, []) if type(body) is m.Install)
     return list({install.version: install for install in told}.values())
 

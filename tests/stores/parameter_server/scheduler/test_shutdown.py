@@ -30,7 +30,7 @@ def test_the_job_is_given_up_without_workers() -> None:
     assert "no worker" in job.last("s0.1", m.Over).error
 
 
-def test_who_waits_for_a_rank_is_refused_at_the_end() -> None:
+def test_a_process_that_waits_for_a_rank_is_refused_at_the_end() -> None:
     job = Job(timeout=10.0)
     job.pass_time(9, "s0.1")
     job.server(0, 2)
@@ -38,7 +38,7 @@ def test_who_waits_for_a_rank_is_refused_at_the_end() -> None:
     assert job.last("s0.2", m.Refused).text == "the job is over"
     job.worker(0)
     assert job.last("w0", m.Refused).text == "the job is over"
-    job.pass_time(4)  # the rank becomes free meanwhile
+    job.pass_time(4)  # the rank becomes free during this time
     assert {one.text for one in job.sent["s0.2"] if type(one) is not m.Met} == {"the job is over"}
 
 

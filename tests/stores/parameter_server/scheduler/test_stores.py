@@ -1,4 +1,4 @@
-"""Stores: their start, and those who come back and begin again."""
+"""Stores: their start, and workers that rejoin and begin again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def back(job: Job, rank: int) -> str:
     return job.worker(rank, f"w{rank}again", 2, options={"mode": "sync", "on_peer_loss": "continue"})
 
 
-def test_who_comes_back_begins_after_the_furthest_of_the_others() -> None:
+def test_a_rejoined_worker_begins_after_the_furthest_of_the_others() -> None:
     job = Job(3)
     job.start(on_peer_loss="continue")
     again = back(job, 2)
@@ -47,7 +47,7 @@ def test_who_comes_back_begins_after_the_furthest_of_the_others() -> None:
         assert view.bases == ((7, 4), (8, 4), (9, 1))
 
 
-def test_nobody_comes_back_to_a_store_that_raises_even_if_he_was_lost_after_he_had_left_it() -> None:
+def test_no_worker_rejoins_a_store_that_raises_even_if_it_was_lost_after_it_had_left() -> None:
     job = Job(3)
     job.start()
     job.say("w2", m.Leave(0))
@@ -85,7 +85,7 @@ def test_others_say_it_again_when_one_of_them_is_gone() -> None:
     assert job.last("w0", m.View).bases == ((7, 6),)
 
 
-def test_one_begins_at_a_time_and_at_once_if_there_is_nobody_else() -> None:
+def test_one_begins_at_a_time_and_at_once_if_there_is_no_other() -> None:
     job = Job(2)
     job.start(on_peer_loss="continue")
     first = back(job, 0)
@@ -100,7 +100,7 @@ def test_one_begins_at_a_time_and_at_once_if_there_is_nobody_else() -> None:
     assert job.last(second, m.View).begun == 1
 
 
-def test_nobody_waits_at_a_barrier_or_an_init_for_one_that_rejoins() -> None:
+def test_no_worker_waits_at_a_barrier_or_an_init_for_one_that_rejoins() -> None:
     job = Job(3)
     job.start(on_peer_loss="continue")
     again = back(job, 0)
@@ -147,7 +147,7 @@ def test_a_loss_is_told_at_once_with_all_that_was_not_told_yet() -> None:
     assert not [one for one in job.sent["w0"][shown:] if type(one) is m.View]
 
 
-def test_nobody_is_told_of_the_last_that_leave() -> None:
+def test_the_last_workers_that_leave_are_not_reported() -> None:
     job = Job(3)
     job.start()
     for rank in range(3):
@@ -157,7 +157,7 @@ def test_nobody_is_told_of_the_last_that_leave() -> None:
     assert job.last("s0.1", m.Install).kind == "drop"
 
 
-def test_who_comes_to_a_store_whose_others_were_turned_away_does_not_start_it_alone() -> None:
+def test_a_worker_does_not_start_alone_a_store_whose_others_were_turned_away() -> None:
     job = Job()
     job.worker(0, ordinal=1)
     job.worker(1)

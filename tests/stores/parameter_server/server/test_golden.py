@@ -44,7 +44,7 @@ def dist(golden: Golden) -> Any:
 
 # ------------------------------------------------------------------------------------------ compression
 
-# What was set, and what MXNet's servers made of it: it goes there as text with six decimals.
+# The values set, and those of MXNet's servers: MXNet sends them as text with six decimals.
 THRESHOLDS = {"t0p5": (0.5, 0.5), "t1div3": (1 / 3, 0.333333), "t1em7": (1e-7, 0.0)}
 COMPRESSED = [
     *(("t0p5", layout) for layout in LAYOUTS),
@@ -109,7 +109,7 @@ def test_optimizers(dist: Any, name: str, layout: str) -> None:
         large = [lcg(200, 400 + 10 * t + r).reshape(20, 10) for r in range(workers)]
         assert shards.push(("w", small), ("big", large)) == [None] * len(list(shards.pieces()))
         for key in ("w", "big"):
-            # MXNet's two servers took the norms of their halves; ours give what one server gives.
+            # MXNet's two servers took the norms of their halves; ours give the result of one server.
             recorded = "w2s1" if name == "lamb" else layout
             wanted = dist[f"optim_{name}_{recorded}__{key}"][t]
             assert distance(shards.pull(key), wanted) <= LIMIT

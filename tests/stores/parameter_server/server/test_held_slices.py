@@ -13,7 +13,7 @@ TABLE = m.KeyEntry(m.KeySpec("t", (8, 3), "float64", sparse=True), 2, (m.Slice(3
 def test_a_server_knows_the_slices_that_are_its_own() -> None:
     held = HeldSlices()
     held.define(0, 0, (WHOLE, CUT))
-    held.define(0, 0, (WHOLE,))  # is told again
+    held.define(0, 0, (WHOLE,))  # is sent again
     held.define(0, 5, (TABLE,))
     assert held.names() == {0: "w", 1: "7 (part 1 of 2)", 5 << 32 | 3: "t"}
     assert (held.keys, held.nbytes) == (3, 160 + 12 + 3 * 3 * 8)

@@ -36,13 +36,13 @@ def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerLoop
 
 
 def ended(loop: ServerLoop, patch: pytest.MonkeyPatch, write: Callable[[], None]) -> Any:
-    """Let a snapshot be written by `write`, and return what the machine is told of its end."""
+    """Let a snapshot be written by `write`, and return the event of its end."""
     patch.setattr(loop._storage, "save", lambda _: write)
     return told_of_end(loop, patch)
 
 
 def told_of_end(loop: ServerLoop, patch: pytest.MonkeyPatch) -> Any:
-    """Let a snapshot be written, and return what the machine is told of its end."""
+    """Let a snapshot be written, and return the event of its end."""
     told: list[Any] = []
     patch.setattr(loop, "_step", told.append)
     end = pace.deadline(20)
@@ -92,7 +92,7 @@ def put(storage: ServerStorage, value: float) -> None:
 
 
 def there(folder: Path) -> dict[int, float]:
-    """Return what a server that comes back has of each store."""
+    """Return the contents of each store on a restarted server."""
     storage = ServerStorage(0, PsConfig(snapshot=str(folder)))
     found = {
         one["store"]: float(storage.shard(one["store"]).read(0)[0])

@@ -68,7 +68,7 @@ class Machine:
         self.step(e.JobsApplied(0, [(0, failure)]))
 
     def answers(self) -> dict[Any, list[tuple[m.Kind, int]]]:
-        """Kind and sequence of what each worker is told."""
+        """Kind and sequence of each worker's replies."""
         found: dict[Any, list[tuple[m.Kind, int]]] = {}
         for action in self.actions:
             if isinstance(action, e.Reply) and action.answers:
@@ -76,7 +76,7 @@ class Machine:
         return found
 
     def failures(self) -> dict[Any, list[str]]:
-        """What has failed, as each worker is told."""
+        """The failures that each worker is notified of."""
         found: dict[Any, list[str]] = {}
         for action in self.actions:
             for kind, _, _, detail in action.answers if isinstance(action, e.Reply) else ():
@@ -88,7 +88,7 @@ class Machine:
         return self.machine._stores[0].requests.slices[0]
 
     def jobs(self) -> list[tuple[int, list[str]]]:
-        """Round and payloads of what is to be summed."""
+        """Round and payloads of the sums to compute."""
         jobs = [job for action in self.actions if isinstance(action, e.Apply) for job in action.jobs]
         return [(job.round, [frames[0] for _, _, frames in job.parts]) for job in jobs]
 
@@ -232,7 +232,7 @@ def test_a_failed_round_fails_its_requests_and_counts() -> None:
 BAD, WORSE = m.Failure("UpdaterError", "bad"), m.Failure("UpdaterError", "worse")
 
 
-def test_every_failed_round_is_told_once_to_each_who_pushed_into_it() -> None:
+def test_every_failed_round_is_reported_once_to_each_of_its_workers() -> None:
     server = Machine()
     server.start()
     for round_, failure in ((1, BAD), (2, WORSE), (3, None)):
@@ -269,7 +269,7 @@ def test_a_pull_is_not_told_of_later_rounds_nor_of_rounds_of_others() -> None:
     assert server.failures() == {0: ["worse"]}
 
 
-def test_failed_rounds_are_forgotten_with_those_who_leave_and_are_never_too_many() -> None:
+def test_failed_rounds_are_forgotten_with_leaving_workers_and_are_never_too_many() -> None:
     server = Machine()
     server.start()
     for round_ in range(1, 101):
@@ -287,7 +287,7 @@ def test_failed_rounds_are_forgotten_with_those_who_leave_and_are_never_too_many
     assert server.rounds().failures == {}
 
 
-def test_a_failed_round_is_told_to_who_has_the_rank_and_not_to_who_had_it() -> None:
+def test_a_failed_round_is_reported_to_the_present_owner_of_the_rank_only() -> None:
     server = Machine()
     server.start()
     server.ask(1, K.PULL, 1)  # waits, and its worker is lost
@@ -346,7 +346,7 @@ def test_an_async_pushpull_that_comes_again_while_another_is_applied_is_not_done
 
 
 def test_an_async_push_waits_for_one_that_it_has_overtaken() -> None:
-    """Else the older one would be the value, or a pull would lack what was pushed before it."""
+    """Else the older one would be the value, or a pull would lack an earlier push."""
     server = Machine(mode="async")
     server.start()
     for sequence in (3, 2):
@@ -374,7 +374,7 @@ def test_the_sum_of_the_living() -> None:
     assert server.jobs() == [(1, ["0:1", "1:1"])]
 
 
-def test_whoever_has_left_or_rests_counts_but_is_not_waited_for() -> None:
+def test_a_worker_that_has_left_or_rests_counts_but_is_not_waited_for() -> None:
     server = Machine(3)
     server.start()
     server.ask(1, K.PUSH, 1)
@@ -450,7 +450,7 @@ def test_a_request_too_far_ahead_is_not_taken() -> None:
     assert server.jobs() == [(1, ["0:1", "1:1"])]
 
 
-def test_what_one_that_has_left_pushed_is_in_no_round_of_who_has_its_rank_now() -> None:
+def test_a_push_of_a_worker_that_has_left_is_in_no_round_of_its_successor() -> None:
     server = Machine()
     server.start()
     for round_ in (1, 2):
@@ -482,7 +482,7 @@ def test_an_old_process_is_fenced() -> None:
     assert isinstance(server.attach(1, 2), m.Fenced)
 
 
-def test_whoever_comes_back_reads_at_once_and_is_waited_for_from_its_join_point_on() -> None:
+def test_a_rejoined_worker_reads_at_once_and_is_waited_for_from_its_join_point_on() -> None:
     server = Machine()
     server.start()
     server.ask(0, K.PUSH, 1)
@@ -509,12 +509,12 @@ def test_whoever_comes_back_reads_at_once_and_is_waited_for_from_its_join_point_
     assert server.jobs() == [(3, ["0:3", "1:3"])]
 
 
-def test_rounds_go_on_until_all_others_are_where_somebody_begins() -> None:
+def test_rounds_continue_until_all_others_are_at_the_join_point() -> None:
     server = Machine(3)
     server.start()
     server.members[2] = 202
     server.view(2, late=(2,), begin=0)
-    server.ask(0, K.PUSH, 1, epoch=2)  # it has reached the slice, and waits for nobody who has not
+    server.ask(0, K.PUSH, 1, epoch=2)  # it has reached the slice, and waits for no worker that has not
     server.ask(1, K.PUSH, 1)
     assert server.jobs() == [(1, ["0:1", "1:1"])]
     server.applied()
@@ -528,7 +528,7 @@ def test_rounds_go_on_until_all_others_are_where_somebody_begins() -> None:
     assert server.jobs() == [(2, ["0:2", "1:2", "2:2"])]
 
 
-def test_whoever_begins_with_nobody_to_meet_follows_the_rounds_of_the_server() -> None:
+def test_a_worker_that_begins_alone_follows_the_rounds_of_the_server() -> None:
     server = Machine(1)
     server.start()
     server.ask(0, K.PUSH, 1)
@@ -603,7 +603,7 @@ def test_a_server_goes_on_from_its_snapshot_where_the_workers_are() -> None:
     server.applied()
     server.ask(1, K.PUSHPULL, 2)
     assert (server.answers(), server.jobs()) == ({1: [(K.VALUE, 1)]}, [])
-    server.ask(1, K.PUSHPULL, 3)  # what worker 0 had pushed is lost; nobody waits for it
+    server.ask(1, K.PUSHPULL, 3)  # worker 0's push is lost; no worker waits for it
     assert server.jobs() == [(3, ["1:3"])]
 
 
@@ -644,7 +644,7 @@ def test_a_server_that_was_restarted_takes_requests_for_ever(mode: str) -> None:
     assert (session.low, session.above) == (m.SPAN + 8, [2 * m.SPAN + 8])
 
 
-def test_who_is_missing() -> None:
+def test_the_missing_workers() -> None:
     server = Machine(3)
     server.start()
     server.ask(1, K.PUSH, 1)
@@ -675,7 +675,7 @@ def test_rules_are_kept() -> None:
     assert server.answers() == {0: [(K.FAILED, 5)]}
 
 
-def test_forgotten_slices_fail_whoever_waits() -> None:
+def test_forgotten_slices_fail_waiting_requests() -> None:
     server = Machine()
     server.start()
     server.ask(0, K.PUSHPULL, 1)
@@ -696,7 +696,7 @@ def test_what_was_pushed_in_a_newer_epoch_waits_for_its_view() -> None:
     server.members[1] = 101
     server.view(2)
     assert server.answers() == {0: [(K.DONE, 2)]}
-    assert server.jobs() == []  # it waits for the one who came
+    assert server.jobs() == []  # it waits for the new worker
 
 
 def test_a_resting_worker_reads_after_what_it_pushed_was_lost_with_the_server() -> None:
@@ -793,11 +793,11 @@ def one_round(machine: Machine, number: int, *ranks: int) -> list[m.LeftOut]:
     return found
 
 
-def test_who_leaves_without_having_joined_is_told_of_with_the_first_round_that_lacks_it() -> None:
+def test_a_worker_that_leaves_without_join_is_reported_with_the_first_round_without_it() -> None:
     machine = Machine(workers=3)
     machine.start()
     assert one_round(machine, 1, 0, 1, 2) == []
-    machine.ask(1, K.PUSH, 2)  # ahead of the others
+    machine.ask(1, K.PUSH, 2)  # ahead of the other workers
     del machine.members[1]
     machine.view(2)
     assert one_round(machine, 2, 0, 2) == []
@@ -805,7 +805,7 @@ def test_who_leaves_without_having_joined_is_told_of_with_the_first_round_that_l
     assert one_round(machine, 4, 0, 2) == []
 
 
-def test_who_leaves_was_in_the_round_that_a_restart_of_the_server_has_lost() -> None:
+def test_a_leaving_worker_was_in_the_round_that_a_restart_of_the_server_has_lost() -> None:
     first = Machine(workers=3)
     first.start()
     one_round(first, 1, 0, 1, 2)
@@ -818,7 +818,7 @@ def test_who_leaves_was_in_the_round_that_a_restart_of_the_server_has_lost() -> 
     assert one_round(machine, 3, 0, 2) == [m.LeftOut(0, 0, 1, 2)] * 2
 
 
-def test_nobody_is_told_of_who_has_joined_is_lost_or_never_pushed() -> None:
+def test_a_worker_that_has_joined_is_lost_or_never_pushed_is_not_reported() -> None:
     for how in ("joined", "lost", "never pushed"):
         machine = Machine(workers=3)
         machine.start()

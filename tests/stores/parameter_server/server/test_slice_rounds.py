@@ -1,4 +1,4 @@
-"""Rounds of one slice that wait: whom for, and how much work it is to find out."""
+"""Rounds of one slice that wait: for which workers, and the cost of this check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvstore.stores.parameter_server.server.slice_rounds import SliceRounds
 
 
 class Ranks(frozenset[int]):
-    """Ranks that rounds wait for; counts how often somebody goes through them."""
+    """Ranks that rounds wait for; counts the iterations over them."""
 
     looked = 0
 
@@ -47,7 +47,7 @@ def test_parts_of_others_complete_no_round() -> None:
     assert [rank for rank, _, _ in job.parts] == [1, 5, 6, 7]
 
 
-def test_nobody_is_waited_for() -> None:
+def test_no_worker_is_waited_for() -> None:
     rounds = SliceRounds(0, 0)
     assert rounds.due(frozenset()) is None
     push(rounds, 3)

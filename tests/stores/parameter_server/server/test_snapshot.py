@@ -1,4 +1,4 @@
-"""States of servers as files of one process and back, and snapshots from which a server goes on."""
+"""States of servers as files of one process and back, and snapshots from which a server restarts."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_servers_write_the_file_that_one_process_writes(
     assert_same_file(tmp_path / "ours", tmp_path / "local")
     assert optimizer.num_update == 0
 
-    # And either goes on from it.
+    # And both continue from it.
     for path in ("ours", "local"):
         there = started(name, servers)
         there.set_optimizer(create(name, **settings))
@@ -303,7 +303,7 @@ def test_a_table_whose_state_begins_after_the_snapshot(tmp_path: Path) -> None:
 
 
 def nothing_of(pair: Beside) -> bytes:
-    """Return what the first table's state is before its first update."""
+    """Return the initial state of the first table."""
     shard = pair.shards.shards[0]
     return shard.fetch_state(next(iter(shard.placement())))
 
@@ -552,7 +552,7 @@ def test_a_snapshot_that_is_written_while_training_goes_on(tmp_path: Path) -> No
     assert rounds == {"round": 2}
     for key, value in before.items():
         np.testing.assert_array_equal(pair.shards.pull(key), value)
-    shard.capture(tmp_path, {"round": 4})()  # what has changed since then
+    shard.capture(tmp_path, {"round": 4})()  # the changes since then
     pair.shards.shards[0], _ = StoreShard.restore(tmp_path)
     train(pair, "adam", range(4, 5))
 

@@ -1,4 +1,4 @@
-"""What a server holds for all stores: whose snapshots it takes up."""
+"""The data that a server holds for all stores, and the snapshots that it restores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server holds has the bits of a local store that gets the same values, however keys are cut."""
+"""The data of a server has the bits of a local store that gets the same values, however keys are cut."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_the_time_of_a_schedule_goes_on_from_the_counts_of_a_file() -> None:
     shards.set_optimizer(create("sgd", lr_scheduler=halves()))
     assert rates(shards, *"aaab") == [2.0, 1.0, 0.5, 0.5]
     content = join_states(shards.entries.values(), shards.states(), create("sgd", lr_scheduler=halves()))
-    assert rates(shards, *"bbbc") == [0.5, 0.5, 0.25, 0.25]  # what is not in the file
+    assert rates(shards, *"bbbc") == [0.5, 0.5, 0.25, 0.25]  # the settings that are not in the file
     shards.put_states(split_states(shards.entries.values(), content))
     shards.load_counts(content.optimizer)
     assert rates(shards, *"bcba") == [0.5, 0.5, 0.5, 0.25]
@@ -213,7 +213,7 @@ def test_slices_apart_give_what_they_give_together() -> None:
         for piece in reversed(apart.entries["w"].slices):
             parts = [(rank, payload_of(v, piece, False)) for rank, v in enumerate(values)]
             job = SliceUpdate(piece.id, step + 1, parts, 1, apart.stamp(step + 1))
-            if piece.start == 0:  # this one is slow
+            if piece.start == 0:  # the first is slow
                 late.append(job)
             else:
                 assert apart.apply([[job]]) == [None]
@@ -406,7 +406,7 @@ def test_a_huge_table_costs_the_rows_that_are_touched() -> None:
         shards.push(("t", [kv.RowSparseArray(numbers((len(ids), 8), seed=step), ids, shape)]))
     held = 4 * 50_000
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    assert grown < 20 * held * width  # weight and two states, what they grew out of, gradients, ids
+    assert grown < 20 * held * width  # weight and two states, their smaller versions, gradients, ids
     assert sum(shards.shards[0].placement().values()) < 4 * held * width
     piece = shards.entries["t"].slices[1]
     ids, rows = shards.shards[piece.server].rows(piece.id)
@@ -585,7 +585,7 @@ def test_values_that_count_divided() -> None:
         assert shards.pull("w").tobytes() == wanted.tobytes()
 
 
-def test_signalling_nans_that_count_divided_warn_nobody() -> None:
+def test_signalling_nans_that_count_divided_give_no_warning() -> None:
     shards = StoreShards(1)
     shards.init("w", np.zeros(2, np.float32))
     signalling = np.array([0x7F800001, 0x3F800000], np.uint32).tobytes()
@@ -917,7 +917,7 @@ def test_values_that_workers_of_this_machine_read(name: str) -> None:
         np.testing.assert_array_equal(np.concatenate(found), pair.local.view("w").reshape(-1))
     assert shard.place(pair.shards.entries["t"].slices[0].id) is None
     used = memory.nbytes
-    for _ in range(5):  # what is forgotten makes room
+    for _ in range(5):  # dropped entries free memory
         shard.forget([piece.id for piece in pair.shards.entries.pop("w").slices])
         pair.shards.init("w", numbers((300, 100)), (8192, 16384))
     assert memory.nbytes == used
@@ -976,7 +976,7 @@ def test_what_was_there_a_round_ago_is_kept(
         assert np.array_equal(before, past(shards, "w", round_ - 1))
         with pytest.raises(kv.KVStoreError, match=f"after round {round_ + 1} is not kept"):
             past(shards, "w", round_ + 1)
-    assert not any(shards.push(("w", parts[:1])))  # nobody else is there who could be lost
+    assert not any(shards.push(("w", parts[:1])))  # there is no other worker that could be lost
     with pytest.raises(kv.KVStoreError, match="is not kept"):
         past(shards, "w", 4)
 

@@ -1,4 +1,4 @@
-"""A key whose rule needs whole tensors, in two slices of one server: updated together, whoever dies."""
+"""A key whose rule needs whole tensors, in two slices of one server: updated together, also after deaths."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def half(value: Array, slice_: int) -> Array:
 
 
 def only(slice_: int, value: Array) -> Array:
-    """Half of a gradient, of which the other one has not come."""
+    """Half of a gradient, whose other half has not arrived."""
     found = np.zeros_like(value)
     half(found, slice_)[:] = half(value, slice_)
     return found
 
 
 def updated(*gradients: Array) -> Array:
-    """What the key is after these updates."""
+    """Return the value of the key after these updates."""
     value, updater = START.copy(), Updater(create("lamb", wd=0.1))
     for one in gradients:
         updater("w", one, value)
@@ -50,7 +50,7 @@ def updated(*gradients: Array) -> Array:
 
 
 class Job:
-    """A server with what it holds, its workers, and their answers."""
+    """A server with its data, its workers, and their replies."""
 
     def __init__(self, mode: str, workers: int = 1, completed: int | None = None) -> None:
         """`completed`: it was started again from a snapshot after this round."""
@@ -110,7 +110,7 @@ class Job:
         self.step(e.Received("scheduler", m.ReliableMessage(self.messages, 0, body)))
 
     def view(self, lost: int | None = None) -> None:
-        """Say who is there; somebody may be lost."""
+        """Send the view of the members; a worker may be lost."""
         self.epoch += 1
         losses = () if lost is None else (m.Loss("worker", lost, 5.0),)
         if lost is not None:
@@ -160,14 +160,14 @@ class Job:
 
 
 def restarted(*accepted: int, workers: int = 1) -> Job:
-    """Return a job whose server had round 5 in its snapshot; by slice the last push that was answered."""
+    """Return a job whose server had round 5 in its snapshot; by slice the last acknowledged push."""
     job = Job("sync", workers, completed=5)
     for rank in job.members:
         job.attach(rank, accepted=tuple(enumerate(accepted)), met=True)
     return job
 
 
-def test_a_round_of_which_one_slice_lost_its_parts_is_done_with_what_comes_again() -> None:
+def test_a_round_of_which_one_slice_lost_its_parts_is_done_with_repeated_pushes() -> None:
     job, again, then = restarted(6, 5), gradient(1), gradient(2)
     job.pull(0, 0, 6)
     assert job.told() == []  # it is not read before the other slice's part is in it
@@ -203,7 +203,7 @@ def test_what_all_slices_were_before_such_a_round_is_kept() -> None:
         np.testing.assert_array_equal(job.storage.shard(0).past(slice_, 5), half(START, slice_))
 
 
-def test_what_comes_again_may_be_of_an_older_version() -> None:
+def test_a_repeated_push_may_be_of_an_older_version() -> None:
     job, again = restarted(6, 5), gradient(1)
     job.push(0, 1, 6, again, version=0)  # before there was an optimizer
     job.pull(0, 0, 6)
@@ -234,8 +234,8 @@ def test_what_waits_of_a_lost_worker_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_nobody_waits_for_the_other_slice_of_a_lost_worker_that_was_updated(late: bool) -> None:
-    """The first slice has had one part more than the other one; `late`: its last one comes after the loss."""
+def test_no_worker_waits_for_the_other_slice_of_a_lost_worker_that_was_updated(late: bool) -> None:
+    """The first slice has had one part more than the other; `late`: its last part arrives after the loss."""
     job, lost, whole, then = Job("async", workers=2).start(), gradient(9), gradient(1), gradient(2)
     job.push(0, 0, 1, lost)
     job.push(1, 1, 1, whole)

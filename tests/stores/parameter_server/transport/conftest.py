@@ -44,7 +44,7 @@ def unix_name() -> str:
 
 @pytest.fixture(scope="session")
 def job_keys() -> dict[str, Keys]:
-    """Keys of a scheduler, a server, a worker, and of a stranger who knows what is public."""
+    """Keys of a scheduler, a server, a worker, and of a stranger that knows the public parts."""
     pairs = {name: zmq.curve_keypair() for name in ("scheduler", "server", "worker", "stranger")}
     public = {name: pair[0] for name, pair in pairs.items()}
     allowed = tuple(public[name] for name in ("scheduler", "server", "worker"))

@@ -1,4 +1,4 @@
-"""Who is let in, who is not, and what both sides are told."""
+"""Which processes are admitted, which are refused, and the messages on both sides."""
 
 from __future__ import annotations
 
@@ -101,13 +101,13 @@ def test_a_client_that_hangs_up_has_no_line_until_it_does_so_again(
     lines: int,
     secured: bool,
 ) -> None:
-    """It may be one of the job that has come to its end."""
+    """It may be a process of the job that has ended."""
     router = Router(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
     port = int(router.address.rpartition(":")[2])
     for _ in range(times):
         with socket.create_connection(("127.0.0.1", port)):
             pass
-    time.sleep(0.3)  # what is not said cannot be waited for
+    time.sleep(0.3)  # there is no event to wait for
     assert len([one for one in caplog.records if one.name == "kvstore.wire"]) == lines
 
 
@@ -150,7 +150,7 @@ def test_refused_clients_do_not_disturb_the_others(
     assert len(strangers) == 10
 
 
-def test_the_list_counts_not_who_knows_the_servers_key(job_keys: dict[str, Keys]) -> None:
+def test_the_list_of_keys_counts_not_knowledge_of_the_servers_key(job_keys: dict[str, Keys]) -> None:
     assert job_keys["stranger"].scheduler == job_keys["scheduler"].public
     assert job_keys["stranger"].public not in job_keys["scheduler"].allowed
 
@@ -170,7 +170,7 @@ def test_another_process_is_refused_in_time(
 
 
 def test_nothing_can_be_read_on_the_way(context: Contexts, job_keys: dict[str, Keys]) -> None:
-    # A tap stands in the place of the router: what the dealer says in its handshake tells nothing.
+    # A tap stands in the place of the router: the dealer's handshake reveals nothing.
     with zmq.Context() as bare, bare.socket(zmq.STREAM) as tap:
         tap.setsockopt(zmq.LINGER, 0)
         tap.setsockopt(zmq.RCVTIMEO, 500)

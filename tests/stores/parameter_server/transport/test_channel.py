@@ -1,4 +1,4 @@
-"""Channels: what is sent comes, what cannot be sent says so, and nothing waits longer than it is told."""
+"""Channels: a sent message arrives, an impossible send raises, and each wait ends at its deadline."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def pair(context: Contexts, address: str, **options: object) -> tuple[Router, De
 def until(true: Callable[[], Any]) -> Any:
     end = pace.deadline(PATIENCE)
     while not (found := true()):
-        assert time.monotonic() < end, "it did not come to that"
+        assert time.monotonic() < end, "the expected state was not reached"
         time.sleep(0.01)
     return found
 
@@ -106,10 +106,10 @@ def test_large_buffers_are_lent_and_small_ones_copied(context: Contexts, address
     np.testing.assert_array_equal(np.frombuffer(found[1][2].buffer, np.uint8), large)
 
 
-# ------------------------------------------------------------------------------------------ nobody there
+# ------------------------------------------------------------------------------------------- no peer
 
 
-def test_a_router_says_that_nobody_is_there(context: Contexts, address: str) -> None:
+def test_a_router_reports_an_absent_peer(context: Contexts, address: str) -> None:
     router, dealer = pair(context, address)
     with pytest.raises(NotSentError, match=r"b'worker 9'.*not connected"):
         router.send(b"worker 9", [b"x"])
@@ -156,7 +156,7 @@ def test_a_dealer_finds_a_router_that_has_started_again(context: Contexts) -> No
     first.close()
     router = Router(context(), router.address)
     end = pace.deadline(PATIENCE)
-    while (found := router.receive(0.1)) is None:  # what was under way when it went is lost
+    while (found := router.receive(0.1)) is None:  # messages in flight when it ended are lost
         assert time.monotonic() < end
         dealer.send([b"two"])
     assert found[0] == b"faithful"
@@ -170,7 +170,7 @@ def listening(address: str) -> socket.socket:
         try:
             listener.bind(("127.0.0.1", int(address.rpartition(":")[2])))
             break
-        except OSError:  # whoever was there has not gone yet
+        except OSError:  # the earlier peer has not ended yet
             assert time.monotonic() < end
             time.sleep(0.01)
     listener.listen()
@@ -179,7 +179,7 @@ def listening(address: str) -> socket.socket:
 
 
 def mirror(address: str) -> None:
-    """Take one connection in place of a router, and say what it says: so it is connected with itself."""
+    """Accept one connection in place of a router, and echo its data: so it is connected with itself."""
     with contextlib.closing(listening(address)) as listener:
         connection, _ = listener.accept()
         with connection, contextlib.suppress(ConnectionError):
@@ -188,11 +188,11 @@ def mirror(address: str) -> None:
 
 
 def meets_deaths(dealer: Dealer) -> None:
-    """Who is there dies again and again, before its first word."""
+    """The peer dies repeatedly, before its first message."""
     for _ in range(4):
         with contextlib.closing(listening(dealer.address)) as listener:
             listener.accept()[0].close()
-        assert dealer.receive(0.4) is None  # meanwhile it has found nobody there
+        assert dealer.receive(0.4) is None  # it has found no peer in this time
 
 
 def meets_itself(dealer: Dealer) -> None:
@@ -202,7 +202,7 @@ def meets_itself(dealer: Dealer) -> None:
 
 @pytest.mark.parametrize("meets", [meets_deaths, meets_itself])
 @pytest.mark.parametrize("secure", [False, True])
-def test_who_is_there_before_its_router_refuses_nobody(
+def test_a_dealer_that_is_there_before_its_router_refuses_none(
     context: Contexts, job_keys: dict[str, Keys], secure: bool, meets: Callable[[Dealer], None]
 ) -> None:
     keys = {name: job_keys[name] if secure else None for name in ("worker", "scheduler")}
@@ -299,7 +299,7 @@ class Cut:
         client.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close every socket, also of a connection that is being made: threads end before what they use."""
+        """Close every socket, also of a connection that is being made: threads end before their sockets."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._accepting.join()
         self._listener.close()
@@ -490,7 +490,7 @@ def test_nothing_is_left_of_a_context(context: Contexts, address: str) -> None:
         made.close()
         poller.close()
 
-    once()  # what is made once in a process: pyzmq's thread for lent buffers
+    once()  # a resource that a process makes once: pyzmq's thread for lent buffers
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
     for _ in range(5):
         once()

@@ -1,4 +1,4 @@
-"""What a process's sockets have in common: all of them end with it."""
+"""The shared context of a process's sockets: all of them end with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvstore.stores.parameter_server.transport.context import Context
 
 
 class Interrupted:
-    """A set, or pyzmq's context: Ctrl-C comes as one of its methods is called, or has been."""
+    """A set, or pyzmq's context: Ctrl-C arrives as one of its methods is called, or has been."""
 
     def __init__(self, real: Any, name: str, before: bool) -> None:
         self._real, self._name, self._before = real, name, before
@@ -38,7 +38,7 @@ class Interrupted:
     [("_context", "socket", False), ("_known", "add", True), ("_sockets", "add", True)],
 )
 def test_it_closes_after_ctrl_c_as_a_socket_was_made(part: str, method: str, before: bool) -> None:
-    """ZeroMQ waits for the last socket, and the traceback of the error keeps this one."""
+    """ZeroMQ waits for the last socket, and the traceback of the error keeps this socket."""
     context = Context()
     context.socket(zmq.DEALER)
     real = getattr(context, part)

@@ -1,4 +1,4 @@
-"""Streams of jobs with keys: who does not know the secret opens none, and who is between reads nothing."""
+"""Streams of jobs with keys: without the secret none is opened, and an attacker between reads nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Alter = Callable[[bool, int, bytes], bytes]
 
 
 class Job:
-    """A server's end, a worker's, and whoever is between."""
+    """A server's end, a worker's, and an attacker between."""
 
     def __init__(self) -> None:
         self.poller, self.sender = ChannelPoller(), Sender()
@@ -63,7 +63,7 @@ class Job:
         return made
 
     def through(self, alter: Alter = lambda up, at, data: data) -> tuple[StreamClient, Between]:
-        """Make a client whose connections go through somebody else."""
+        """Make a client whose connections pass through an attacker."""
         between = Between(self.server._listener.address, alter)
         self.between.append(between)
         offer = self.offer
@@ -108,7 +108,7 @@ class Between:
         self._listening.setblocking(False)
         self.address = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
         self._pairs: list[dict[bool, socket.socket]] = []
-        #: What each connection's worker (True) and server have sent.
+        #: The bytes that each connection's worker (True) and server have sent.
         self.sent: list[dict[bool, bytes]] = []
 
     def turn(self) -> None:
@@ -174,7 +174,7 @@ def never(job: Job, client: StreamClient, tries: int = 150) -> None:
     assert not job.came and not job.server.has(PEER)
 
 
-def test_who_is_between_reads_nothing(job: Job) -> None:
+def test_an_attacker_between_reads_nothing(job: Job) -> None:
     client, between = job.through()
     job.until(lambda: client.send([b"a secret of the worker"]))
     job.until(lambda: job.came)
@@ -193,13 +193,15 @@ def test_who_is_between_reads_nothing(job: Job) -> None:
     ("up", "last"), [(True, ENCRYPTED_HELLO_BYTES - 1), (False, ANSWER_BYTES - 1)], ids=["hello", "answer"]
 )
 @pytest.mark.parametrize("part", [0.0, 0.1, 0.3, 0.41, 0.45, 0.7, 1.0])
-def test_who_alters_the_handshake_prevents_a_stream(job: Job, up: bool, last: int, part: float) -> None:
+def test_an_attacker_that_alters_the_handshake_prevents_a_stream(
+    job: Job, up: bool, last: int, part: float
+) -> None:
     client, between = job.through(flip(up, round(part * last)))
     job.until(lambda: between.sent and between.sent[0][True])
     never(job, client)
 
 
-def test_who_asks_for_another_cipher_prevents_a_stream(job: Job) -> None:
+def test_an_attacker_that_asks_for_another_cipher_prevents_a_stream(job: Job) -> None:
     if len(job.offer.ciphers) < 2:
         pytest.skip("this process has one cipher only")
     best, *_, other = job.offer.ciphers
@@ -217,7 +219,7 @@ def test_who_asks_for_another_cipher_prevents_a_stream(job: Job) -> None:
 
 
 @pytest.mark.parametrize("at", [0, PROOF_BYTES - 1])
-def test_who_alters_the_proof_prevents_a_stream(job: Job, at: int) -> None:
+def test_an_attacker_that_alters_the_proof_prevents_a_stream(job: Job, at: int) -> None:
     client, _ = job.through(flip(True, ENCRYPTED_HELLO_BYTES + at))
     job.until(lambda: client.send([b"lost"]))  # the worker cannot know yet
     job.until(lambda: client.receive() or client._stream is None)
@@ -249,7 +251,7 @@ def test_what_was_altered_is_noticed_and_no_stream_is_tried_for_some_time(
     job.until(lambda: b"again" in job.came)
 
 
-def test_whoever_is_altered_again_and_again_is_tried_ever_more_seldom(
+def test_a_stream_that_is_altered_repeatedly_is_tried_ever_more_seldom(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "_refusals", streams.RefusalLog())
@@ -294,7 +296,7 @@ def test_what_is_said_again_opens_no_stream_and_cuts_none(job: Job) -> None:
 
     job.until(ended)
     replay.close()
-    assert len(answer) == ANSWER_BYTES, "who is not known to be a stranger gets an answer"
+    assert len(answer) == ANSWER_BYTES, "a client not known to be a stranger gets an answer"
     assert answer != between.sent[0][False][:ANSWER_BYTES] and hello and proof
     assert job.came == [b"one"]
     assert client.send([b"two"])
@@ -346,7 +348,7 @@ def test_each_connection_has_other_keys(job: Job, monkeypatch: pytest.MonkeyPatc
     assert len(hellos) == 1
 
 
-def test_who_has_another_secret_gets_no_stream(job: Job) -> None:
+def test_a_worker_with_another_secret_gets_no_stream(job: Job) -> None:
     offer = job.offer
     wrong = StreamOffer(offer.address, offer.token, bytes(32), offer.ciphers)
     never(job, job.client(wrong.text()))
@@ -382,7 +384,7 @@ def test_only_so_many_may_owe_a_proof_and_not_for_long(job: Job, monkeypatch: py
 
 
 def test_a_handshake_that_was_slow_is_begun_again(job: Job) -> None:
-    """The server may have closed the connection by then, and what is sent would be lost."""
+    """The server may have closed the connection by then, and sent data would be lost."""
     client, between = job.through()
     job.until(lambda: between.sent and len(between.sent[0][False]) == ANSWER_BYTES)
     client._attempted -= streams.HANDSHAKE
@@ -393,7 +395,7 @@ def test_a_handshake_that_was_slow_is_begun_again(job: Job) -> None:
 
 
 def test_offers_are_of_the_right_kind(job: Job) -> None:
-    """Where there are keys nothing goes over a stream that is not encrypted, whatever a server offers."""
+    """Where there are keys no data is sent over an unencrypted stream, whatever a server offers."""
     offer = job.offer
     assert len(offer.secret) == 32 and offer.ciphers == ciphers.available()
     assert "secret" not in repr(offer) and offer.token.hex() not in repr(offer)

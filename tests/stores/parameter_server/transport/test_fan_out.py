@@ -1,4 +1,4 @@
-"""What goes to many is encoded once, and is the same for each as if it were not."""
+"""A message to many receivers is encoded once, and is the same for each as an own message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages as frames: what is written is read, and nothing else is."""
+"""Messages as frames: each written message is read, and nothing else is."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_messages_of_another_version_are_refused(message: Any, monkeypatch: pyte
 @pytest.mark.parametrize(
     "message", [HELLO, HELLO.body, ReliableMessage(1, 1, Refused("ConfigError", "text"))]
 )
-def test_who_asks_and_who_is_refused_is_told_whatever_the_version(
+def test_questions_and_refusals_are_read_in_any_version(
     message: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frames_module, "PROTOCOL", PROTOCOL + 1)
@@ -228,7 +228,7 @@ def test_a_bad_record_among_others_is_marked_for_its_sender(name: str) -> None:
     assert found.records == [Record(Kind.BAD, 1, 7, 3), good]
 
 
-def test_nobody_sends_what_is_marked() -> None:
+def test_a_marked_frame_cannot_be_sent() -> None:
     assert "kind 30" in refused(JOB.encode(batch(Record(Kind.BAD, 1, 1))))
 
 

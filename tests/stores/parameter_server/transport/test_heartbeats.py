@@ -1,4 +1,4 @@
-"""Signs of life: they come from a process that runs, whatever its Python does, and from no other."""
+"""Heartbeats: they are sent by a running process, whatever its Python does, and by no other process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_pulse_is_heard_until_it_is_closed(pulses: HeartbeatMonitor) -> None:
     time.sleep(BEAT)
     pulses.heard()
     assert beats(pulses, "worker 0", 6 * BEAT) == 0
-    assert not pulses._known, "nobody is asked who has gone"
+    assert not pulses._known, "a process that has left is not asked"
 
 
 def test_each_is_heard_once(pulses: HeartbeatMonitor) -> None:
@@ -87,7 +87,7 @@ def test_each_is_heard_once(pulses: HeartbeatMonitor) -> None:
         pulse.close()
 
 
-def test_nobody_is_heard_who_was_not_asked(pulses: HeartbeatMonitor) -> None:
+def test_a_process_that_was_not_asked_is_not_heard(pulses: HeartbeatMonitor) -> None:
     pulse = HeartbeatResponder(pulses.address, "worker 0")
     wait_for(pulses, "worker 0")
     time.sleep(2 * BEAT)
@@ -215,10 +215,10 @@ def test_it_comes_before_the_scheduler_and_after(context: Contexts) -> None:
     pulse.close()
 
 
-def test_who_asks_notices_soon_that_another_has_taken_its_place(
+def test_the_asking_process_notices_soon_that_another_has_taken_its_place(
     context: Contexts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As somebody does who says again what has been recorded; ZeroMQ does not tell whose place it was."""
+    """An attacker replays recorded data; ZeroMQ does not report whose place it was."""
     monkeypatch.setattr(options, "_HEARTBEAT", 0)  # the usual way to notice takes 15 s
     echo = SchedulerEcho(context(), "tcp://127.0.0.1:0")
     one = Dealer(context(), echo.address, b"worker 0", insists=True, watched=True)

@@ -1,4 +1,4 @@
-"""Limits of processes that leave too little for a part of a job: said at the start, by whom they stop."""
+"""Process limits that leave too little for a part of a job: the start fails, and names the process."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 def failure(job: Job, files: int, held: int = 0) -> str:
-    """Run a job of two workers and two servers that may open so many files; return what it says."""
+    """Run a job of two workers and two servers that may open so many files; return its output."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
@@ -129,7 +129,7 @@ def test_a_worker_counts_what_it_has_open(job: Job) -> None:
     assert "more, for 2 servers" in told
 
 
-def test_who_can_start_no_threads_says_so() -> None:
+def test_a_process_that_can_start_no_threads_says_so() -> None:
     done = subprocess.run(
         [sys.executable, "-c", THREADS],
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},

@@ -1,4 +1,4 @@
-"""Channels between processes: what is left when one of them dies, forks, or is of another time."""
+"""Channels between processes: what remains after a death or a fork, and a process of an older job."""
 
 from __future__ import annotations
 

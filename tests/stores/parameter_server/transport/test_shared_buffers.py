@@ -1,4 +1,4 @@
-"""Memory that one process fills and others read: what arrives, who is let in, and what is left."""
+"""Memory that one process fills and others read: arrival of data, access, and the remaining files."""
 
 from __future__ import annotations
 
@@ -327,7 +327,7 @@ def test_a_reader_outlives_the_process_that_is_read(job: MakeJob) -> None:
     assert PeerBuffers.open(handle) is None
 
 
-def test_a_reader_that_is_killed_harms_nobody(job: MakeJob) -> None:
+def test_a_reader_that_is_killed_harms_no_other(job: MakeJob) -> None:
     made = job(2)
     filling = made.start(BODIES, "fills", SIZES, rank=0)
     handle, places = filling.expect_some("{"), heard(filling)

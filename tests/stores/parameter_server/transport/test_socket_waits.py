@@ -61,7 +61,7 @@ def test_a_wait_within_a_wait_of_the_same_thread_is_not_led(clock: Clock) -> Non
     assert not waits.is_led(waits.begin())
 
 
-def test_who_is_late_leads_nobody_until_it_comes_back(clock: Clock) -> None:
+def test_a_late_thread_leads_none_until_it_returns(clock: Clock) -> None:
     waits = SocketWaits()
     first, second = waits.begin(), begin_elsewhere(waits)
     clock.now += 1.0
@@ -71,8 +71,8 @@ def test_who_is_late_leads_nobody_until_it_comes_back(clock: Clock) -> None:
     assert waits.is_led(second)
 
 
-def test_of_those_that_wait_on_one_takes_the_place_of_who_is_late(clock: Clock) -> None:
-    """Else they would wake each other until it comes back, and that may be never."""
+def test_of_those_that_wait_on_one_takes_the_place_of_a_late_thread(clock: Clock) -> None:
+    """Else they would wake each other until the peer returns, and that may be never."""
     waits = SocketWaits()
     waits.begin()
     second, third = begin_elsewhere(waits), begin_elsewhere(waits, 2)

@@ -1,4 +1,4 @@
-"""What the sockets of each role hear, and when."""
+"""The messages that the sockets of each role receive, and when."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def heard(sockets: ServerSockets, seconds: float) -> list[object]:
 
 
 def test_a_server_hears_no_worker_before_it_has_met_the_scheduler() -> None:
-    # It gives signs of life from then on; what a worker wants may take longer than a silence may last.
+    # It sends heartbeats from then on; a request of a worker may take longer than a silence may last.
     scheduler = SchedulerSockets(roles("scheduler", "tcp://127.0.0.1:0"))
     server = ServerSockets(roles("server", scheduler.address), 1, streams=True)
     worker = WorkerSockets(roles("worker", scheduler.address), Hello("worker", 0, 1, "worker/0", JOB, 1))
@@ -69,7 +69,7 @@ def test_a_stranger_that_took_the_port_of_the_echo_meanwhile_is_not_the_schedule
         stranger = Router(other, echo)
         server.meet(echo)
         worker.connect_echo(echo)
-        for number in range(10):  # the refusals come between them
+        for number in range(10):  # the refusals arrive between them
             server.send(ECHO, Ping(number))
             worker.send(ECHO, Ping(number))
             assert heard(server, 0.05) == []
@@ -89,12 +89,12 @@ def test_a_stranger_that_took_the_port_of_the_echo_meanwhile_is_not_the_schedule
 
 
 def first_peer(sockets: ServerSockets | SchedulerSockets) -> Hashable:
-    """Wait for a message; return who has sent it."""
+    """Wait for a message; return its sender."""
     end = time.monotonic() + pace.seconds(20)
     while time.monotonic() < end:
         for peer, _ in sockets.receive(0.05):
             return peer
-    raise AssertionError("nobody has sent anything")
+    raise AssertionError("no peer has sent anything")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_server_that_is_replaced_while_a_message_of_the_old_one_is_there() -> 
 
 
 def test_counters_are_set_while_another_store_opens_a_stream() -> None:
-    """Whoever waits drives the sockets of all stores of a process."""
+    """The waiting thread drives the sockets of all stores of a process."""
     scheduler = SchedulerSockets(roles("scheduler", "tcp://127.0.0.1:0"))
     worker = WorkerSockets(roles("worker", scheduler.address), Hello("worker", 0, 1, "worker/0", JOB, 1))
     seen: list[int] = []

@@ -1,4 +1,4 @@
-"""Whoever connects without being of the job: a router goes on serving, and stays as it was."""
+"""Strangers connect to a router: it serves the job on, and its state stays."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def hello(job: str) -> bytes:
 
 
 def noise(number: int) -> list[bytes]:
-    """What the `number`-th stranger says, in pieces."""
+    """The data of the `number`-th stranger, in pieces."""
     return [
         [os.urandom(200)],
         [b"GET / HTTP/1.1\r\nHost: parameters\r\n\r\n"],
@@ -45,7 +45,7 @@ def noise(number: int) -> list[bytes]:
         [greeting(b"EVIL")],
         [greeting(b"NULL")],
         [GREETING, os.urandom(100)],
-        [GREETING, hello(""), INITIATE, b"\x00\x05hello"],  # who knows the name, and a message too early
+        [GREETING, hello(""), INITIATE, b"\x00\x05hello"],  # the right name; a message too early
         [GREETING, hello(""), INITIATE, b"\x02" + (1 << 62).to_bytes(8, "big")],  # and one of 4 EiB
         [GREETING, hello("another"), INITIATE, b"\x00\x05hello"],
         [b"\xff"],
@@ -127,10 +127,10 @@ def connected(router: Router) -> socket.socket:
 
 
 @pytest.mark.parametrize("job", ["a job", "another job"])
-def test_who_does_not_know_the_job_gets_no_message_in(
+def test_a_stranger_to_the_job_gets_no_message_in(
     context: Contexts, monkeypatch: pytest.MonkeyPatch, job: str
 ) -> None:
-    """And what others say comes to the codec, and no further."""
+    """And the messages of other processes reach the codec, and no further."""
     monkeypatch.setattr("kvstore.stores.parameter_server.transport.options._HANDSHAKE", 1000)
     router = Router(context(job="a job"), "tcp://127.0.0.1:0")
     with connected(router) as one:
@@ -158,7 +158,7 @@ def taken(one: socket.socket) -> int:
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_little_is_taken_of_a_stranger(context: Contexts, kind: str, host: str) -> None:
-    """What is more than a handshake stays where it is, or the connection is closed at once."""
+    """Data after a handshake is not read, or the connection is closed at once."""
     try:
         router = Router(context(), f"tcp://{host}:0")
     except ConfigError:
@@ -183,7 +183,7 @@ def test_little_is_taken_of_a_stranger(context: Contexts, kind: str, host: str) 
 
 
 def test_a_first_message_may_be_large(context: Contexts, job_keys: dict[str, Keys]) -> None:
-    """What the kernel has left out comes again."""
+    """Events that the kernel has left out are read again."""
     for secured in (False, True):
         router = Router(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
         payloads = [os.urandom(new_connections.MOST * 10) for _ in range(10)]
@@ -213,7 +213,7 @@ def test_a_connection_that_ends_at_once_is_read_to_its_end(context: Contexts) ->
 def test_old_protocols_are_refused(
     context: Contexts, job_keys: dict[str, Keys], secured: bool, revision: int | None
 ) -> None:
-    """ZMTP 1.0 (with a signature, or none at all) and 2.0: a socket that is closed meanwhile would abort."""
+    """ZMTP 1.0 (with a signature, or none at all) and 2.0: a socket that is closed during it would abort."""
     router = Router(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
     begin = b"\x08" + bytes(8) if revision is None else GREETING[:10] + bytes([revision, 5])
     with socket.create_connection(("127.0.0.1", int(router.address.rpartition(":")[2])), PATIENCE) as old:
@@ -239,7 +239,7 @@ def test_connections_that_say_nothing_are_closed(context: Contexts, monkeypatch:
     assert router.receive(PATIENCE)
 
 
-def test_a_slow_connection_stops_nobody(context: Contexts) -> None:
+def test_a_slow_connection_stops_no_other(context: Contexts) -> None:
     router = Router(context(), "tcp://127.0.0.1:0")
     port = int(router.address.rpartition(":")[2])
     slow = socket.create_connection(("127.0.0.1", port))
@@ -254,7 +254,7 @@ def test_a_slow_connection_stops_nobody(context: Contexts) -> None:
 
 def test_a_unix_socket_admits_its_user_only(context: Contexts) -> None:
     if os.getuid() != 0:
-        pytest.skip("only root can become somebody else")
+        pytest.skip("only root can become another user")
     name = f"ipc://@kvstore/test/{os.getpid()}/mine"
     router = Router(context(), name)
     child = os.fork()

@@ -1,4 +1,4 @@
-"""Streams of workers and servers: who may open one, and what becomes of one that breaks."""
+"""Streams of workers and servers: which processes may open one, and the effects of a broken one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PEER = b"worker 0"
 
 
 class End:
-    """One process's end: a poller, and what has come."""
+    """One process's end: a poller, and the received messages."""
 
     def __init__(self) -> None:
         self.poller, self.sender = ChannelPoller(), Sender()
@@ -210,7 +210,7 @@ def test_a_stream_that_cannot_be_taken_in_is_taken_later(
     assert full.refused >= 2
 
 
-def test_a_listener_that_can_refuse_nobody_is_left_alone_for_a_while(server: End, worker: End) -> None:
+def test_a_listener_that_can_refuse_no_connection_is_left_alone_for_a_while(server: End, worker: End) -> None:
     stream = opened(worker, server.streams.offer(PEER))
     listener = server.streams._listener
     os.close(listener._spare)
@@ -275,7 +275,7 @@ def test_strangers_are_closed(server: End, text: bytes) -> None:
 
 
 def hello(server: End) -> bytes:
-    """Say what a worker says first."""
+    """Send the first data of a worker."""
     encrypted = server.streams._listener._encrypted
     offer = streams.StreamOffer.read(server.streams.offer(PEER), encrypted)
     assert offer is not None
@@ -318,7 +318,7 @@ def test_a_worker_that_is_gone_when_its_hello_is_read_is_no_stranger(
     assert not server.came and caplog.text == ""
 
 
-def test_who_says_nothing_is_closed_in_time(server: End, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_connection_is_closed_in_time(server: End, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_listener, "HANDSHAKE", 0.05)
     with connected(server) as slow:
         slow.send(b"KV")

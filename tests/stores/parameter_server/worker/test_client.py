@@ -1,4 +1,4 @@
-"""What a worker may not ask: it must not come back again and again."""
+"""An invalid request of a worker must not be repeated again and again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_threshold_that_servers_refuse_is_refused_at_once(store: kv.KVStore) -
         store.set_gradient_compression({"type": "2bit", "threshold": 1e39})
 
 
-def test_a_loss_is_told_once_though_a_push_that_nobody_waited_for_failed_too(
+def test_a_loss_is_reported_once_though_a_push_without_a_waiter_failed_too(
     store: kv.KVStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.init("a", np.zeros(3, np.float32))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvstore.stores.parameter_server.worker.consistent_rounds import PushCalls, behind
 
 
-def test_the_last_round_of_a_key_that_nobody_pushed_is_that_of_all_slices() -> None:
+def test_the_last_round_of_a_key_without_pushes_is_that_of_all_slices() -> None:
     assert PushCalls().whole("w", {"w": [3, 5, 4]}) == 3
 
 

@@ -1,4 +1,4 @@
-"""Who is at the sockets of a store: one thread, which an exception takes away again, and once."""
+"""The thread that serves the sockets of a store: one thread, also after an exception in it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ LOCK: Any = type(threading.RLock())
 
 
 class Alarm(Exception):
-    """What the handler of a signal raises in a program."""
+    """The exception of a program's signal handler."""
 
 
 class Interrupting(LOCK):  # type: ignore[misc]
-    """Ctrl-C comes at the end of the `after`th call that takes the lock, or lets it go."""
+    """Ctrl-C arrives at the end of the `after`th call that acquires the lock, or releases it."""
 
     after = -1
 
@@ -98,20 +98,20 @@ def test_an_interrupt_leaves_the_sockets_free(create: Callable[..., kv.KVStore])
     assert interrupted >= 2
 
 
-def test_who_serves_does_not_sleep_while_another_thread_wants_the_sockets(
+def test_the_serving_thread_does_not_sleep_while_another_wants_the_sockets(
     create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver: Any = create()._backend._client.driver  # type: ignore[attr-defined]
     slept: list[float] = []
     monkeypatch.setattr(driver, "_handle", slept.append)
     driver.serve(lambda: False)
-    driver._waiters.append(None)  # who has woken the sockets before they were slept at
+    driver._waiters.append(None)  # a thread that has woken the sockets before the wait
     driver.serve(lambda: False)
     driver._waiters.clear()
     assert slept[0] > 0 and slept[1:] == [0.0]
 
 
-def test_who_rests_leaves_the_sockets_to_callers(
+def test_a_resting_thread_leaves_the_sockets_to_callers(
     create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = create()
@@ -137,7 +137,7 @@ def test_who_rests_leaves_the_sockets_to_callers(
     assert len(adopted) < 100  # some, at looks at the clock
 
 
-def test_who_rests_hears_that_the_store_is_closed(create: Callable[..., kv.KVStore]) -> None:
+def test_a_resting_thread_is_notified_of_the_close(create: Callable[..., kv.KVStore]) -> None:
     store = create()
     driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
     store.close()
@@ -177,13 +177,13 @@ def test_threads_that_wait_do_not_wake_each_other(
     waits = Waits(driver, 3)
     time.sleep(0.5)
     assert len(woken) < 20  # a thread that is late for a turn may be taken for one that is gone
-    for number in (1, 0, 2):  # one of those that sleep, the one at the sockets, and the one after it
+    for number in (1, 0, 2):  # a sleeping thread, the thread at the sockets, and the next one
         waits.end(number)
     assert driver._waits._all == []
 
 
 def test_what_a_thread_hears_ends_the_wait_of_another(create: Callable[..., kv.KVStore]) -> None:
-    """The answer to a pull comes to who is at the sockets, and at once."""
+    """The reply to a pull arrives at the thread that serves the sockets, and at once."""
     store = create()
     driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
     store.init("a", np.zeros(100_000, F))
@@ -196,7 +196,7 @@ def test_what_a_thread_hears_ends_the_wait_of_another(create: Callable[..., kv.K
     waits.end(0)
 
 
-def test_a_wait_whose_end_was_interrupted_leads_nobody(create: Callable[..., kv.KVStore]) -> None:
+def test_a_wait_whose_end_was_interrupted_leads_no_thread(create: Callable[..., kv.KVStore]) -> None:
     store = create()
     driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
     store.init("a", np.zeros(4, F))
@@ -237,7 +237,7 @@ HALF = "was interrupted while it counted its requests, and has left the job"
 
 
 def once(patch: pytest.MonkeyPatch, where: Any, name: str, calls: int = 1, after: bool = False) -> list[Any]:
-    """Let Ctrl-C come in a method: at its `calls`th call by the main thread, or at the end of that."""
+    """Raise Ctrl-C in a method: at its `calls`th call by the main thread, or at the end of that."""
     came: list[Any] = []
     method = getattr(where, name)
 
@@ -286,7 +286,7 @@ def test_an_interrupt_while_a_quick_call_becomes_a_usual_one_ends_this_worker(
 
 
 @pytest.mark.parametrize("way", ["quick", "usual"])
-def test_who_is_interrupted_while_it_sends_gets_nothing_later(
+def test_a_caller_interrupted_while_it_sends_gets_nothing_later(
     quick: Quick, create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     store = create()
@@ -315,7 +315,7 @@ def test_who_is_interrupted_while_it_sends_gets_nothing_later(
     ("verb", "size"),
     [("pull", 1000), ("pushpull", 1000), ("pull", 2_000_000), ("pushpull", 2_000_000), ("push", 2_000_000)],
 )
-def test_who_is_interrupted_before_it_waits_gives_the_call_up(
+def test_a_caller_interrupted_before_it_waits_gives_the_call_up(
     quick: Quick, create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch, verb: str, size: int
 ) -> None:
     store = create()
@@ -349,7 +349,7 @@ def test_an_interrupt_in_another_call_costs_an_operation_nothing(
     store.init("a", np.ones(1000, F))
     came = once(monkeypatch, FillOuts, "__call__")
     end = pace.deadline(60)
-    while not came:  # the main thread takes the value in, and not the one that waits for it
+    while not came:  # the main thread receives the value, not the thread that waits for it
         assert time.monotonic() < end
         out = np.zeros(1000, F)
         work = store.pull("a", out=out, async_op=True)
@@ -364,7 +364,7 @@ def test_an_interrupt_in_another_call_costs_an_operation_nothing(
 def test_an_answer_that_an_interrupt_has_lost_is_asked_for_at_once(
     usual: Usual, monkeypatch: pytest.MonkeyPatch, interrupt: type[BaseException]
 ) -> None:
-    """It was taken from the sockets, and has not come to the machine; the next push of the key waits."""
+    """It was read from the sockets, and has not reached the machine; the next push of the key waits."""
     store, driver = usual(timeout=pace.seconds(30))
     store.init("a", np.zeros(1000, F))
     for link in driver._machine._servers.all():
@@ -418,7 +418,7 @@ def test_a_fork_reads_nothing_of_its_parents_connections(
     quick.call(lambda: store.push("a", np.ones(1000, F)))
     driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
     end = pace.deadline(20)
-    while driver._quick is None:  # a push that nobody waits for, and that has no answer yet
+    while driver._quick is None:  # a push without a waiter, and without a reply yet
         assert time.monotonic() < end
         store.push("a", np.ones(1000, F))
     read: list[Any] = []
@@ -459,7 +459,7 @@ def test_what_has_failed_is_told_after_another_value_was_asked_for_again(
 def test_a_value_that_is_asked_for_again_is_that_of_its_round(
     usual: Usual, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pushes that were called meanwhile come after it."""
+    """Pushes that were called during it are sent after it."""
     store, _ = usual()
     store.init("a", np.zeros(1000, F))
     taken, take = [], FillOuts.__call__

@@ -1,4 +1,4 @@
-"""A worker: its operations, its questions, and what it makes of losses and silence."""
+"""A worker: its operations, its requests, and its reactions to losses and silence."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def told(store: Store) -> list[Any]:
     return [one.body for one in store.sent("scheduler") if one.body is not None]
 
 
-def test_it_says_where_it_is_when_it_reaches_the_slice_that_somebody_begins_with() -> None:
+def test_it_says_where_it_is_when_it_reaches_the_first_slice_of_a_new_worker() -> None:
     store = Store()
     store.submit("a", (0, K.PUSH, 0), (1, K.PUSH, 5))
     store.view(2, begin=5)
@@ -248,7 +248,7 @@ def test_it_says_where_it_is_when_it_reaches_the_slice_that_somebody_begins_with
     assert [one.epoch for one in store.sent(1)] == [2]
     store.submit("d", (1, K.PUSHPULL, 5))
     assert told(store) == []
-    store.view(3, begin=5)  # once more: somebody else is lost
+    store.view(3, begin=5)  # once more: another worker is lost
     store.submit("e", (1, K.PUSHPULL, 5))
     assert told(store) == [m.JoinPointReached(3, 3, ((0, 2), (5, 3)))]
 
@@ -277,12 +277,12 @@ def test_its_pushes_wait_until_the_others_are_where_it_begins() -> None:
     store.submit("c", (1, K.PULL, 5))
     store.submit("d", (0, K.PUSH, 7))
     assert store.actions == []
-    store.submit("e", (1, K.ASSIGN, 6))  # others may wait for it
+    store.submit("e", (1, K.ASSIGN, 6))  # other workers may wait for it
     assert [one.slice for one in store.sent(1)[0].records] == [6]
     store.view(5, late=(0,), begin=7)
     store.view(6, begun=0, bases=((7, 3), (5, 2)))
     assert [(one.epoch, one.late, one.met) for one in store.sent(0)] == [(6, False, False)]
-    store.step(e.Received(0, m.Attached(1, epoch=4)))  # to what it said before
+    store.step(e.Received(0, m.Attached(1, epoch=4)))  # to its earlier message
     assert store.sent(0) == []
     store.step(e.Received(0, m.Attached(1, epoch=6, bases=((7, 3),))))
     assert [(one.slice, one.round) for one in store.sent(0)[0].records] == [(7, 4), (7, 5)]
@@ -292,7 +292,7 @@ def test_its_pushes_wait_until_the_others_are_where_it_begins() -> None:
     assert found == [(K.PUSH, 3), (K.PULL, 3)]
 
 
-def test_who_has_just_begun_says_where_it_is_once_it_knows_its_rounds() -> None:
+def test_a_new_worker_says_where_it_is_once_it_knows_its_rounds() -> None:
     store = returned()
     store.view(5, begun=0, bases=((0, 3),))
     store.view(6, late=(1,), begin=0)
@@ -320,7 +320,7 @@ def test_pushes_that_wait_for_the_others_end_with_the_store() -> None:
         assert done.error is not None
 
 
-def test_a_silent_scheduler_is_lost_only_to_those_who_wait() -> None:
+def test_a_silent_scheduler_is_lost_only_to_waiting_workers() -> None:
     store = Store()
     assert not any(isinstance(one, e.Failed) for one in store.pass_time(30.0))
     store.step(e.SchedulerRequest("b", m.Barrier(0, 0, 1)))
@@ -333,7 +333,7 @@ def test_a_silent_scheduler_is_lost_only_to_those_who_wait() -> None:
     assert store.done()[0].error == failed.failure
 
 
-def test_who_waits_elsewhere_can_miss_the_scheduler() -> None:
+def test_a_worker_that_waits_elsewhere_can_miss_the_scheduler() -> None:
     store = Store()
     store.machine.listeners.add("a wait")
     [failed] = [one for one in store.pass_time(7.0) if isinstance(one, e.Failed)]

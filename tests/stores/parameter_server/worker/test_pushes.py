@@ -27,7 +27,7 @@ Context = contextlib.AbstractContextManager[Any]
 
 @compression.register
 class Halves(compression.Codec):
-    """Sends half of what is there, and fails on demand."""
+    """Sends half of the data, and fails on demand."""
 
     name = "halves"
     feedback = True
@@ -126,7 +126,7 @@ def memory_for_rows(store: Any, patch: Patch) -> Iterator[None]:
     yield
 
 
-# ------------------------------------------------------------------------------------------- what is pushed
+# ------------------------------------------------------------------------------------------- pushed values
 
 
 def pushed(store: kv.KVStore, values: Any) -> None:
@@ -166,7 +166,7 @@ WAYS = [
 def trained(
     store: kv.KVStore, push: Callable[..., None], fail: Callable[[], Context] | None = None
 ) -> list[Any]:
-    """Push five times, and before the third time in vain; return what has become of it."""
+    """Push five times, the third time in vain; return the results."""
     store.set_optimizer(
         kv.optimizer.SGD(lr_scheduler=kv.optimizer.lr_scheduler.MultiFactorScheduler([3], 0.5, base_lr=1.0))
     )
@@ -351,7 +351,7 @@ def test_a_value_under_way_keeps_its_memory_from_pushes(create: Callable[..., kv
     [written] = ours._values._written(ours._keys.get("a"), np.full(100_000, 7, F))
     record = written.record
     lies = pool._segments[record.frame][record.offset : record.offset + record.nbytes].view(F)
-    for _ in range(3):  # the server may read the value after a deadline, when the worker goes on
+    for _ in range(3):  # the server may read the value after a deadline, when the worker continues
         store.push("a", np.full(100_000, 5, F))
         assert (lies == 7).all()
     del written

@@ -216,7 +216,7 @@ def test_lists_that_are_not_usual(quick: Quick, create: Callable[..., kv.KVStore
 
 @pytest.mark.parametrize("shm", [False, True])
 def test_arrays_of_empty(quick: Quick, create: Callable[..., kv.KVStore], shm: bool) -> None:
-    """What lies in memory that servers read is not copied; the sum may be written there."""
+    """An array in memory that servers read is not copied; the sum may be written there."""
     store = create(slice_bytes=40_000, same_host_shm=shm)
     store.init(["a", "b"], [np.zeros(50_000, F), np.zeros(3, F)])
     home, small = store.empty("a"), store.empty("b")
@@ -327,7 +327,7 @@ def test_random_programs_as_in_the_usual_way(
     ("size", "shm"), [(100, True), (100_000, True), (100_000, False), (300_000, True), (300_000, False)]
 )
 def test_a_push_then_a_pull(quick: Quick, create: Callable[..., kv.KVStore], size: int, shm: bool) -> None:
-    """What was pushed is not the caller's any more when the push returns, waited for or not."""
+    """A pushed array is not the caller's any more when the push returns, waited for or not."""
     store = create(same_host_shm=shm)
     store.init(["a", "b"], [np.zeros(size, F)] * 2)
     out, calls = np.zeros(size, F), 0
@@ -349,7 +349,7 @@ def test_a_push_then_a_pull(quick: Quick, create: Callable[..., kv.KVStore], siz
 
 @pytest.mark.parametrize("shm", [True, False])
 def test_a_push_of_a_list_then_a_pull(quick: Quick, create: Callable[..., kv.KVStore], shm: bool) -> None:
-    """What lies in shared memory is not copied besides, what is small is: neither is the caller's."""
+    """An array in shared memory is not copied besides, a small one is: neither is the caller's."""
     store, names, sizes = create(same_host_shm=shm), list("abc"), [10, 60_000, 5000]
     store.init(names, [np.zeros(size, F) for size in sizes])
     outs, calls = [np.zeros(size, F) for size in sizes], 0
@@ -378,7 +378,7 @@ def test_a_push_of_a_list_then_a_pull(quick: Quick, create: Callable[..., kv.KVS
         (300_000, True, True),
     ],
 )
-def test_who_waits_for_a_push(create: Callable[..., kv.KVStore], size: int, shm: bool, let_go: bool) -> None:
+def test_the_wait_for_a_push(create: Callable[..., kv.KVStore], size: int, shm: bool, let_go: bool) -> None:
     """The caller, of an array that is too large to copy, or that servers read where it is."""
     store = create(same_host_shm=shm)
     store.init("a", np.zeros(size, F))
@@ -472,7 +472,7 @@ def test_a_stream_that_breaks_before_a_push_is_answered(
     shm: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("KVSTORE_RESEND", "1000")  # what went with the stream is asked for sooner
+    monkeypatch.setenv("KVSTORE_RESEND", "1000")  # the requests on the stream are repeated sooner
     store = create(same_host_shm=shm)
     store.init("a", np.zeros(size, F))
     store.set_optimizer(own_rules.Added())
@@ -545,7 +545,7 @@ def test_codecs_that_are_not_usual(quick: Quick, create: Callable[..., kv.KVStor
 def test_a_codec_that_is_set_while_a_push_has_no_answer(
     quick: Quick, create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The push lies in memory of both, and nobody waits for it."""
+    """The push lies in memory of both, and no thread waits for it."""
     store = create(same_host_shm=True)
     driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
     store.init("a", np.zeros(200_000, F))
@@ -655,7 +655,7 @@ def test_the_machine_counts_chained_calls_as_usual_ones(
             store.init(list(SIZES), [np.zeros(n, F) for n in SIZES.values()])
             for step in range(1, 12):
                 works = list(begin_all(store, step))
-                if step % 4 == 0:  # the others go on as usual ones
+                if step % 4 == 0:  # the others continue as usual ones
                     store.pull("c", out=np.zeros(1, F))
                 for _, work, _ in works:
                     work.wait()
@@ -669,7 +669,7 @@ def test_the_machine_counts_chained_calls_as_usual_ones(
 
 
 def test_a_chain_is_not_overtaken(quick: Quick, create: Callable[..., kv.KVStore]) -> None:
-    """What is more urgent goes the usual way, which lets it go first; so does the same key once more."""
+    """A more urgent call uses the general path, which sends it first; so does the same key once more."""
     store = create()
     store.init(["a", "b"], [np.zeros(100_000, F)] * 2)
     outs = [np.zeros(100_000, F) for _ in range(3)]
@@ -847,7 +847,7 @@ def test_an_interrupted_wait(
     out[:] = -1
     found = np.zeros(1000, F)
     store.pull("a", out=found)
-    assert found[0] >= 1 and (found == found[0]).all(), "what was sent counts"
+    assert found[0] >= 1 and (found == found[0]).all(), "the sent bytes count"
     assert (out == -1).all(), "and nothing is delivered later"
     store.pushpull("a", np.ones(1000, F), out=out)
     assert (out == found + 1).all()

@@ -246,7 +246,7 @@ def test_a_codec_is_told_of(create: Callable[..., kv.KVStore]) -> None:
 def test_a_stream_that_breaks(
     quick: Quick, create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch, when: str, count: int
 ) -> None:
-    """The usual way goes on with what has no answer: no push is lost, and none counts twice."""
+    """The general path continues the unanswered calls: no push is lost, and none counts twice."""
     store = create()
     mirror = table().data.copy()
     store.init("t", table())
@@ -282,7 +282,7 @@ def test_a_stream_that_breaks(
 def test_a_stream_that_ends_while_rows_are_sent(
     quick: Quick, create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server lives on, and has the rows for who asks again."""
+    """The server lives on, and has the rows for a repeated request."""
     shape = 8000, 512
     store, out, ids = create(), kv.RowSparseArray.zeros(shape), np.arange(8000)
     value = kv.RowSparseArray(np.ones(shape, F), ids, shape)
@@ -315,7 +315,7 @@ def test_a_stream_that_ends_while_rows_are_sent(
 def test_an_interrupted_wait(
     quick: Quick, create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch, asked: int
 ) -> None:
-    """Ids are copied, however many: what is being sent is not the caller's."""
+    """Ids are copied, however many: data in flight is not the caller's."""
     store = create()
     store.init("t", table())
     out, ids = kv.RowSparseArray.zeros(SHAPE), np.arange(asked)

@@ -1,4 +1,4 @@
-"""The table of requests: order, credit, what is sent again and how."""
+"""The table of requests: order, credit, and repeated requests."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_higher_priority_first_then_older(priorities: list[int]) -> None:
 
 
 def in_turn(requests: RequestTable) -> list[tuple[Kind, int]]:
-    """Answer everything as it comes; return in which order it was sent."""
+    """Answer each request as it arrives; return the order in which they were sent."""
     found = []
     while sent := pump(requests):
         found += [(record.kind, record.slice) for record in sent]
@@ -150,7 +150,7 @@ ADDED = st.tuples(st.integers(0, 3), st.sampled_from([Kind.PUSH, Kind.PULL]), st
 def test_order_of_the_calls_within_a_slice_and_of_priorities_between_slices(
     program: list[tuple[tuple[int, Kind, int], int]], credit: int
 ) -> None:
-    """Some of what is queued is sent before the next call, so that not all of a slice waits for long."""
+    """Some of the queued requests are sent before the next call, so that a slice does not wait for long."""
     requests = table(credit)
     queued: list[tuple[int, int, int]] = []  # less the priority that counts; which call; slice
     called: list[list[int]] = [[] for _ in range(4)]
@@ -213,7 +213,7 @@ def test_answers_count_against_the_credit_where_none_waits_for_others(sizes: lis
 
 
 def test_no_message_is_larger_than_a_stream_takes() -> None:
-    """Whatever slice_bytes is: four frames of 256 MB, the largest there are, and heads are more than 1 GB."""
+    """Whatever slice_bytes is: four frames of 256 MB, the largest possible, with heads are more than 1 GB."""
     worker = WorkerProcess(Roles("worker", 0, 1, 1, "job", "tcp://127.0.0.1:1", "127.0.0.1", 0, None, False))
     frame = MessageLimits().frame
     for slice_bytes in (4096, 1 << 20, frame, 1 << 30):
@@ -232,7 +232,7 @@ def test_a_server_is_not_asked_for_rounds_far_ahead() -> None:
     add(requests, 7, kind=Kind.PULL)
     first = pump(requests)
     pushes = [one for one in first if (one.kind, one.slice) == (Kind.PUSH, 7)]
-    assert len(first) == len(pushes) + 1 < 64  # the pull comes after all pushes
+    assert len(first) == len(pushes) + 1 < 64  # the pull is sent after all pushes
     assert len(requests) == 102
     assert pump(requests) == []
     answers = [Record(Kind.DONE, 7, one.sequence) for one in pushes]
@@ -436,7 +436,7 @@ def test_a_late_answer_takes_no_push_back() -> None:
     assert requests.accepted == {7: 3}
 
 
-def test_whoever_came_back_counts_from_his_base() -> None:
+def test_a_rejoined_worker_counts_from_its_base() -> None:
     requests = table()
     requests.first_rounds[0] = 7
     requests.pushes[0] = 1
@@ -514,7 +514,7 @@ def values(first: int, which: list[int], received: int) -> Batch:
 
 @given(st.lists(st.sets(st.sampled_from([0, 1, 2])), min_size=1, max_size=5), st.booleans())
 def test_an_exchange_counts_as_requests_do(calls: list[set[int]], sent: bool) -> None:
-    """Some of three slices are answered by the exchange, the others when the table has adopted them."""
+    """Some of three slices are answered by the exchange, the other slices when the table has adopted them."""
     usual, quick = table(), table()
     for requests in (usual, quick):
         requests.first_rounds.update({10: 4, 12: 9})
@@ -550,7 +550,7 @@ def test_an_exchange_counts_as_requests_do(calls: list[set[int]], sent: bool) ->
 def test_what_chained_exchanges_have_not_sent_is_sent_by_its_priority(
     priority: int, order: list[int], pumped: bool
 ) -> None:
-    """Two of five slices were sent, one was answered; the numbers of the others are given anew."""
+    """Two of five slices were sent, one was answered; the other slices get new numbers."""
     requests = table()
     requests.begin_exchange([10, 11, 12])
     requests.begin_exchange([20, 21])
@@ -600,7 +600,7 @@ def test_no_push_goes_out_before_an_older_value_is_there(
 ) -> None:
     """Nor does a read keep a push waiting that it waits for itself: all are answered in the end.
 
-    What goes out of a slice is in the order of the calls; at most so many pushes are on the way.
+    Requests of a slice are sent in the order of the calls; at most so many pushes are in flight.
     """
     with mock.patch.object(request_table, "_PUSHED", most):
         check_order(most, program, draw)

@@ -1,17 +1,17 @@
 /* The protocol of the shared region, run through seeded interleavings.
  *
  * The headers of kvstore/stores/shared/native are compiled as they are. Each worker is a coroutine, and KV_STEP, which stands before
- * every atomic step, may hand over to another one; copies and sums hand over between their elements, too. The system
+ * every atomic step, may switch to another coroutine; copies and sums switch between their elements, too. The system
  * calls below are stand-ins: a process is a bit, and sleeping means not being chosen. A worker dies by not being
  * resumed, and is stopped by not being resumed for some time, without a heartbeat. Programmes are those of the store's
  * Python (backend.py, rounds.pxi), in short.
  *
  *   interleave FIRST COUNT [-v]    run the seeds FIRST to FIRST + COUNT - 1; 1 and a report at the first violation
  *
- * What is checked: whenever a round closes, the value in use is the sum, or the update by the sum, of exactly what was
- * pushed into it; rounds close in order and once; what a worker receives is a whole round's value; nobody waits for
- * ever, or sleeps when what it waits for has come; nobody arrives at a round that is complete; the lock and the logs
- * are free at the end.
+ * What is checked: whenever a round closes, the value in use is the sum, or the update by the sum, of exactly the
+ * values pushed into it; rounds close in order and once; a worker receives a whole round's value; no worker waits for
+ * ever, or sleeps when its condition already holds; no worker arrives at a round that is complete; the lock and the
+ * logs are free at the end.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -91,7 +91,7 @@ static void copy(void *to, const void *from, size_t bytes)
     }
 }
 
-/* The memory of a process that was killed goes some time after the others know. */
+/* The memory of a killed process is freed some time after the others know of the death. */
 static ssize_t stand_in_readv(int pid, const struct iovec *here, const struct iovec *there)
 {
     if (!process_lives[pid] && steps >= memory_goes[pid])
@@ -135,7 +135,7 @@ typedef struct {
     uint32_t futex;
     kv_condition ready;
     void *ready_context;
-    uint64_t salt; /* of what it pushes: another for each life */
+    uint64_t salt; /* of its pushed values: another for each life */
     uint64_t bounce[WORKERS * (KV_SHARE_BYTES + 256) / 8];
     uint64_t private[ELEMENTS], out[2][ELEMENTS];
     uint64_t home[KEYS][4], undo[KEYS];
@@ -149,8 +149,8 @@ typedef struct {
 typedef struct {
     kv_entry *e;
     uint64_t n, last_phase, updates, state;
-    uint64_t salt[WORKERS][ROUNDS + 4]; /* of what was pushed into a round; 0: nothing was */
-    unsigned in[ROUNDS + 4];            /* who was in it when it closed */
+    uint64_t salt[WORKERS][ROUNDS + 4]; /* of the value pushed into a round; 0: none was */
+    unsigned in[ROUNDS + 4];            /* the workers in it when it closed */
     int closing[ROUNDS + 4];            /* the version that it left */
     version of[VERSIONS];
     int versions;
@@ -158,10 +158,10 @@ typedef struct {
     int overwriter;
 } key;
 
-/* What a seed decides. */
+/* The draws of a seed. */
 static struct {
     int workers, keys, steps, go_on, updates, by_hand, overwrites, joiner, join_after, deaths, returns, pace, calls, stops;
-    int in_place, reads; /* by hand in place; reads beside those of calls */
+    int in_place, reads; /* by hand in place; reads besides those of calls */
     int order[2 * ROUNDS];
     uint64_t fate_at;
     const char *fate_in;
@@ -228,14 +228,14 @@ static void violation(const char *text, ...)
     _longjmp(home, 1);
 }
 
-/* ---------------------------------------------------------------------------------------------- who comes next */
+/* --------------------------------------------------------------------------------------------- the next worker */
 
 static void kill_worker(worker *w);
 static void stop_worker(worker *w);
 static void wake_worker(worker *w);
 static void bring_back(worker *w);
 
-/* Deaths and returns, each some steps after the one before. */
+/* Deaths and returns, each some steps after the previous event. */
 static void fates(void)
 {
     static const int later[3] = {40, 400, 1500};
@@ -257,7 +257,7 @@ static void fates(void)
         plan.fate_at = ~0ull;
 }
 
-/* All sleep: who could go on must have been woken, or its nap is how long everybody waits. */
+/* All sleep: a worker that could continue must have been woken, or all wait for as long as its nap. */
 static void check_futexes(worker **asleep, int m)
 {
     quiet = 1;
@@ -354,7 +354,7 @@ static void step(void)
         hand_over();
 }
 
-/* kv_wait, with its sleep a turn of the others. */
+/* kv_wait, with its sleep a turn of the other workers. */
 static int kv_wait(kv_self *me, kv_condition ready, void *context)
 {
     worker *w = running;
@@ -391,7 +391,7 @@ static uint64_t gradient(uint64_t salt, const key *k, uint64_t round, uint64_t i
     return mixed(salt << 32 ^ (uint64_t)(k - keys) << 24 ^ round << 8 ^ (i + 1));
 }
 
-/* Who has pushed into a round so far. */
+/* The workers that have pushed into a round so far. */
 static unsigned pushed_into(key *k, uint64_t round)
 {
     unsigned in = 0;
@@ -528,8 +528,8 @@ static int is_version(const key *k, const uint64_t *got, int from, uint64_t begi
     return 0;
 }
 
-/* What a worker has received must be one whole version. Where others overwrite the key meanwhile, the chunks that came
- * while it worked on them may be of the round, and the rest of what it was overwritten with. */
+/* A value that a worker has received must be one whole version. Where others overwrite the key at the same time, the
+ * chunks that arrived while it worked on them may be of the round, and the rest of the version that overwrote it. */
 static void check_received(key *k, const uint64_t *got, int from, const char *how)
 {
     uint64_t chunk = KV_SHARE_BYTES / 8, at = 0;
@@ -543,7 +543,7 @@ static void check_received(key *k, const uint64_t *got, int from, const char *ho
               how);
 }
 
-/* What a worker has received as the result of a round, which may not be stored yet. */
+/* The value that a worker has received as the result of a round, which may not be stored yet. */
 static void check_result(key *k, const uint64_t *got, uint64_t round, const char *how)
 {
     quiet = 1;
@@ -598,7 +598,7 @@ static uint64_t pushed_round(worker *w, key *k)
     return round >= atomic_load(&part_of(w, k)->first) ? round : 0;
 }
 
-/* Whoever finds that it is taken for dead raises an error, in the middle of what it does. */
+/* A worker that finds itself declared dead raises an error, in the middle of its operation. */
 static void end_if_fenced(worker *w, int outcome)
 {
     if (outcome != KV_FENCED)
@@ -769,7 +769,7 @@ static int deliver(worker *w, key *k, kv_call *call)
     while (outcome = kv_deliver(&w->self, call), prepared(w, k, outcome))
         SPOT(step());
     if (outcome == KV_READY && w->self.worker && kv_state(&w->self, rank_of(w)) == KV_LOST)
-        outcome = KV_FENCED; /* what was copied may be of a round of the others */
+        outcome = KV_FENCED; /* the copy may be of a round of the other workers */
     if (outcome != KV_READY && outcome != KV_FENCED)
         violation("worker %d reads: outcome %d", rank_of(w), outcome);
     return outcome;
@@ -873,7 +873,7 @@ static int read_by_python(worker *w, key *k, int times)
     return outcome;
 }
 
-/* As RoundWaiter.complete: who gives up while others may read its memory fails the round. */
+/* As RoundWaiter.complete: a worker that gives up while others may read its memory fails the round. */
 static void give_up(worker *w, key *k)
 {
     uint64_t round = pushed_round(w, k);
@@ -998,7 +998,7 @@ static int take_part(worker *w)
     for (int s = 0; s < plan.steps; s++) {
         key *k = &keys[plan.order[s]];
         if (arrived(w, k) >= (uint64_t)++seen[k - keys])
-            continue; /* an earlier life has pushed this, or the round went on without it */
+            continue; /* an earlier life has pushed this, or the round continued without it */
         if (plan.joiner == rank_of(w) && done++ == plan.join_after)
             return KV_READY;
         int outcome = kv_check_membership(&w->self), what = draw(8);
@@ -1016,7 +1016,7 @@ static int take_part(worker *w)
     return KV_READY;
 }
 
-/* As RoundWaiter._rest: what can be finished without the dead is. */
+/* As RoundWaiter._rest: rounds that can be finished without the dead are. */
 static int rest(worker *w, key *k)
 {
     for (;;) {
@@ -1147,7 +1147,7 @@ static void end_process(int pid)
         }
 }
 
-/* SIGSTOP: the others do not hear of it any more. */
+/* SIGSTOP: its heartbeat stops. */
 static void stop_worker(worker *w)
 {
     static const int times[4] = {30, 300, 3000, 20000};
@@ -1168,7 +1168,7 @@ static void wake_worker(worker *w)
 
 static void new_process(worker *w)
 {
-    memory_goes[w->pid] = 0; /* of the one before */
+    memory_goes[w->pid] = 0; /* of the earlier process */
     kv_self *me = &w->self;
     memset(me, 0, sizeof *me);
     me->base = region;
@@ -1283,7 +1283,7 @@ static void decide(void)
         plan.fate_in = places[draw((int)(sizeof places / sizeof *places))];
         plan.fate_in_count = 1 + draw(draw(2) ? 8 : 60);
     }
-    uint64_t more = mixed(seed ^ 0x5eed); /* not drawn: the other seeds stay what they were */
+    uint64_t more = mixed(seed ^ 0x5eed); /* not drawn: the other seeds stay unchanged */
     plan.reads = more % 3 == 0;
     plan.in_place = plan.by_hand && more >> 8 & 1;
     if (plan.in_place && plan.reads && more >> 20 & 1)
@@ -1344,7 +1344,7 @@ static void check_end(void)
         if (w->lives && head->worker[rank_of(w)].log.entry)
             violation("worker %d has left a chunk behind", rank_of(w));
     }
-    /* Who does not know of the loss yet may arrive after the others have looked; but not if it is lost itself then. */
+    /* A worker that does not know of the loss yet may arrive after the others have looked, unless it is lost itself. */
     if (plan.calls && told && lost < 2 && kv_complete_round(keys[0].e->phase) != kv_complete_round(keys[1].e->phase))
         violation("a call is complete in round %llu of key 0, in round %llu of key 1",
                   (unsigned long long)kv_complete_round(keys[0].e->phase),

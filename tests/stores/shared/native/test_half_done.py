@@ -1,4 +1,4 @@
-"""In C: who dies between any two writes has changed keys and settings, or has not."""
+"""In C: a worker that dies between any two writes has changed keys and settings wholly, or not at all."""
 
 from __future__ import annotations
 
@@ -148,13 +148,15 @@ def told(program: Path, *arguments: str) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("before", [1, 2, 127, 128, 1023, 1024], ids=str)
-def test_who_dies_over_a_key_has_made_it_or_not(program: Path, before: int) -> None:
+def test_a_worker_that_dies_over_a_key_has_made_it_or_not(program: Path, before: int) -> None:
     """Also where the table grows, or a block of entries begins."""
     text, steps = told(program, str(before), "one", "other")
     assert text == "whole" and steps > 6
 
 
 @pytest.mark.parametrize(("one", "other"), [("short", "much longer"), ("much longer", "short"), ("", "one")])
-def test_who_dies_over_settings_has_changed_them_or_not(program: Path, one: str, other: str) -> None:
+def test_a_worker_that_dies_over_settings_has_changed_them_or_not(
+    program: Path, one: str, other: str
+) -> None:
     text, steps = told(program, "0", one, other)
     assert text == "whole" and steps > 6

@@ -17,7 +17,7 @@ ROOT = HERE.parents[3]
 HEADERS = ROOT / "kvstore" / "stores" / "shared" / "native"
 OBSERVE = ROOT / "kvstore" / "observe" / "native"
 
-# What every worker's kind of work must have come up in, in the ordinary run.
+# The cases in which every worker's kind of work must occur, in the ordinary run.
 KINDS = (
     *(
         "rounds",
@@ -55,7 +55,7 @@ MUTANTS = {
         "kv_put(&log->changing, end);",
         "kv_put(&log->changing, 0);",
     ),
-    "rounds wait for who came back later": ("arrivals.h", "&& kv_get(&part[w].first) <= round", ""),
+    "rounds wait for a worker that rejoined later": ("arrivals.h", "&& kv_get(&part[w].first) <= round", ""),
     "a source of the other round": (
         "arrivals.h",
         "part->source[round & 1] = source;",
@@ -82,7 +82,7 @@ MUTANTS = {
         "if (!kv_are_sources_intact(me, e, call->round, a.in))",
         "if (0)",
     ),
-    "who dies within a chunk has its result where its part was": (
+    "a worker that dies within a chunk has its result where its part was": (
         "arrivals.h",
         "if (call->outs[j] < end && from < call->outs[j] + call->entry->nbytes)",
         "if (0)",
@@ -119,7 +119,7 @@ MUTANTS = {
         "    kv_put(&part->pushed[round & 1], round);\n",
         "    kv_put(&part->pushed[round & 1], round - 1);\n",
     ),
-    "who arrives last wakes nobody": (
+    "the last worker to arrive wakes no other": (
         "arrivals.h",
         "if (asleep && round && kv_all_arrived(me, e, round, &in))",
         "if (0)",
@@ -130,7 +130,7 @@ MUTANTS = {
         "            return 0;\n    } while (!kv_swap(&me->worker->state, now, now + KV_ONE_WORK));",
         "            break;\n    } while (!kv_swap(&me->worker->state, now, now + KV_ONE_WORK));",
     ),
-    "who opens a round is not at work": (
+    "the opener of a round is not at work": (
         "round.h",
         "    if (!kv_begin_work(me))\n        return 0;\n    if (!kv_swap(&e->phase, phase, opening)) {",
         "    if (!kv_swap(&e->phase, phase, opening)) {",
@@ -140,12 +140,12 @@ MUTANTS = {
         "    if (!kv_begin_work(me))\n        return 0;\n    if (kv_swap(&me->head->lock",
         "    if (kv_swap(&me->head->lock",
     ),
-    "who arrives is not at work": (
+    "an arriving worker is not at work": (
         "arrivals.h",
         "    if (!kv_begin_work(me))\n        return 0;\n    kv_put(&part",
         "    kv_put(&part",
     ),
-    "who works on chunks is not at work": (
+    "a worker on chunks is not at work": (
         "round.h",
         "    if (!kv_begin_work(me))\n        return KV_FENCED;\n    kv_process_chunks",
         "    kv_process_chunks",
@@ -162,7 +162,7 @@ MUTANTS = {
         "        else if (kv_is_planned(me, e, phase))\n            outcome = KV_PLAN;\n",
         "",
     ),
-    "a reader waits for who can carry out what a dead one has left": (
+    "a reader waits for a worker that can carry out a dead one's round": (
         "reading.h",
         "reading->tries >= KV_READ_TRIES || kv_is_abandoned(me, e, phase)",
         "reading->tries >= KV_READ_TRIES",
@@ -173,28 +173,28 @@ MUTANTS = {
         "        kv_end_earlier_process(me, kv_entry_at(me, i));\n",
         "        ;\n",
     ),
-    "who comes back counts as lost": (
+    "a rejoined worker counts as lost": (
         "region.h",
         "kv_put(&w->state, kv_state_word(me, KV_COMING));",
         "kv_put(&w->state, kv_state_word(me, KV_LOST));",
     ),
-    "who comes back pushes again": ("region.h", "kv_put(&part[me->rank].arrived, latest);", ""),
+    "a rejoined worker pushes again": ("region.h", "kv_put(&part[me->rank].arrived, latest);", ""),
 }
-#: First seed, and how many, of what is rare; else the first 20,000.
+#: First seed and number of seeds of the rare cases; else the first 20,000.
 SEEDS = {
-    "a reader waits for who can carry out what a dead one has left": (230_000, 5_000),
+    "a reader waits for a worker that can carry out a dead one's round": (230_000, 5_000),
 }
-#: At least one of each header; the others at night.
+#: At least one of each header; the other seeds at night.
 EVERY_TIME = {
     "a chunk without a log",
     "a torn block is not restored",
-    "who dies within a chunk has its result where its part was",
+    "a worker that dies within a chunk has its result where its part was",
     "a reader is content with anything",
     "a reader takes no notice of an update in place",
-    "who is stopped at work may go on",
+    "a worker stopped at work may continue",
     "the dead stay members",
     "the lock of the dead stays",
-    "who comes back pushes again",
+    "a rejoined worker pushes again",
 }
 
 
@@ -222,7 +222,7 @@ def interleave(program: Path, first: int, count: int) -> subprocess.CompletedPro
 
 
 def counted(program: Path, first: int, count: int) -> dict[str, int]:
-    """Run so many seeds, none of which may show a violation; how often what came up."""
+    """Run so many seeds, none of which may show a violation; return the number of each case."""
     ended = interleave(program, first, count)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return dict(json.loads(ended.stdout))

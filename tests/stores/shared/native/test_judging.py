@@ -1,4 +1,4 @@
-"""What a worker sees of others, in C: with the most workers, and after it stood still itself."""
+"""The state of other workers as a worker sees it, in C: with the most workers, and after its own stop."""
 
 from __future__ import annotations
 
@@ -110,5 +110,7 @@ def test_the_last_of_64_workers_is_woken_like_others(program: Path) -> None:
 
 
 @pytest.mark.parametrize("dead_after", [1, 500, 5000, 60_000, 10**12])
-def test_who_stood_still_judges_nobody_before_others_can_have_beaten(program: Path, dead_after: int) -> None:
+def test_a_worker_that_was_stopped_judges_none_before_their_next_heartbeat(
+    program: Path, dead_after: int
+) -> None:
     assert told(program, str(dead_after)) == ["0", "1", "0", "0", "1"]

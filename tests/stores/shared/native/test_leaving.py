@@ -1,4 +1,4 @@
-"""In C: who leaves, or gives up, goes when its other threads have ended what they are at."""
+"""In C: a worker that leaves, or gives up, does so when its other threads have ended their calls."""
 
 from __future__ import annotations
 
@@ -135,6 +135,6 @@ int main(int n, char **arguments)
 """
 
 
-def test_who_is_stopped_with_the_lock_as_it_leaves_is_ended(build_c: Callable[[str, str], Path]) -> None:
-    """Nobody else could have it: the others waited to their deadlines."""
+def test_a_worker_stopped_with_the_lock_as_it_leaves_is_ended(build_c: Callable[[str, str], Path]) -> None:
+    """No other worker could have it: the others waited to their deadlines."""
     assert goes(build_c("stopped", STOPPED)) == [True, True, True]

@@ -81,7 +81,7 @@ def test_a_worker_that_dies_before_the_job_is_complete(job: MakeJob) -> None:
 
 def watches(watcher: int, watched: int) -> bool:
     """Whether a process holds a pidfd of another: it has seen it sit down."""
-    with contextlib.suppress(OSError):  # descriptors come and go
+    with contextlib.suppress(OSError):  # descriptors open and close
         for info in Path(f"/proc/{watcher}/fdinfo").iterdir():
             if f"Pid:\t{watched}\n" in info.read_text():
                 return True

@@ -32,7 +32,7 @@ def rendezvous() -> Iterator[Any]:
 def test_a_region_is_found_by_way_of_any_worker(rendezvous: Any) -> None:
     founder, second, third = (rendezvous(rank=rank) for rank in range(3))
     region = founder.create()
-    assert second.look(range(3)) is None  # nobody listens yet
+    assert second.look(range(3)) is None  # no worker listens yet
     founder.listen()
     found = second.look(range(3))
     assert os.fstat(found).st_ino == os.fstat(region).st_ino
@@ -86,7 +86,7 @@ def test_a_wait_for_a_founder_that_never_comes_ends(rendezvous: Any) -> None:
         rendezvous(rank=2).wait(0.05)
 
 
-def test_nobody_can_pull_the_memory_away(rendezvous: Any) -> None:
+def test_no_process_can_shrink_the_memory(rendezvous: Any) -> None:
     region = rendezvous().create()
     os.ftruncate(region, 8192)
     with pytest.raises(PermissionError):
@@ -96,7 +96,7 @@ def test_nobody_can_pull_the_memory_away(rendezvous: Any) -> None:
     os.close(region)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_cannot_open_the_memory(rendezvous: Any) -> None:
     """By no name in /proc: not the descriptor, not the list of descriptors, not the process's memory."""
     one = rendezvous()

@@ -1,4 +1,4 @@
-"""A worker that cannot enter a region tells those that wait for it, and no stranger can."""
+"""A worker that cannot enter a region notifies those that wait for it; a stranger cannot do so."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_all_that_start_are_told(worker: Make) -> None:
 
 
 def test_a_failure_is_not_told_on(worker: Make) -> None:
-    """Else a worker would name the one that told it, and not the cause."""
+    """Else a worker would name the worker that notified it, and not the cause."""
     zero, one, two = worker(0), worker(1), worker(2)
     one.tell(ConfigError("no memory"))
     with pytest.raises(KVStoreError) as told:
@@ -61,7 +61,7 @@ def test_a_text_may_be_long_or_strange(worker: Make) -> None:
         zero.check()
 
 
-def test_nobody_has_to_be_there(worker: Make) -> None:
+def test_no_other_worker_has_to_be_there(worker: Make) -> None:
     one = worker(1)
     one.tell(ConfigError("no memory"))
     one.close()
@@ -69,7 +69,7 @@ def test_nobody_has_to_be_there(worker: Make) -> None:
     one.check()
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_is_not_heard(worker: Make) -> None:
     zero = worker(0)
     child = os.fork()

@@ -1,4 +1,4 @@
-"""In C: who wakes the sleepers wakes those of its own process, too."""
+"""In C: a thread that wakes the sleepers wakes those of its own process, too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pace
 
-# Sleeps have no end here, where else one of 20 ms would hide that nobody was woken.
+# Sleeps have no end here, where else one of 20 ms would hide that no thread was woken.
 PROGRAM = """
 #define _GNU_SOURCE
 #include <linux/futex.h>

@@ -11,7 +11,7 @@ from .facts import Facts
 
 
 def check(history: History) -> list[Violation]:
-    """Each push at most once, after it was called, and none of who is fenced."""
+    """Each value has a push at most once, only after its call, and no push of a fenced process."""
     facts = Facts(history)
     found: list[Violation] = []
     for key in facts.keys:
@@ -44,7 +44,7 @@ def _of_one(
 
 
 def _fenced(facts: Facts, slot: int) -> float:
-    """From when on nothing of a process may be applied: it, or all others, know that it is lost."""
+    """Return the time from which no push of a process may be applied: it, or all others, know of its loss."""
     if not any(one.kind == "stopped" for one in facts.faults.get(slot, ())):
         return math.inf
     own = min((one.returned for one in facts.by_slot[slot] if one.error == "FencedError"), default=math.inf)

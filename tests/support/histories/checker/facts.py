@@ -71,7 +71,7 @@ class Facts:
 
     @cached_property
     def told(self) -> dict[int, float]:
-        """When each process first was told of a loss, that of its own included."""
+        """The time at which each process first got an error of a loss, its own included."""
         found: dict[int, float] = {}
         for one in self.events:
             if one.error in LOSS:
@@ -80,13 +80,13 @@ class Facts:
 
     @cached_property
     def all_told(self) -> float:
-        """When all who are there had been told of a loss."""
+        """The time at which all remaining processes had got an error of a loss."""
         there = [slot for slot in self.slots if slot not in self.hurt and slot not in self.released]
         return max((self.told.get(slot, math.inf) for slot in there), default=math.inf)
 
     @cached_property
     def released(self) -> dict[int, float]:
-        """Who has joined or left on its own: from the call on, no round waits for it."""
+        """The processes that have joined or left on their own: from the call on, no round waits for them."""
         found: dict[int, float] = {}
         for one in self.events:
             if one.verb in ("join", "close") and one.called < self.told.get(one.slot, math.inf):
@@ -105,7 +105,7 @@ class Facts:
 
     @cached_property
     def replaced(self) -> set[int]:
-        """Who did nothing here, and another process of its rank came later."""
+        """The processes that pushed nothing here and were replaced by a later process of their rank."""
         workers = self.history.workers
         active = {push.slot for pushes in self.pushes.values() for push in pushes}
         later = {slot % workers for slot in self.slots if slot >= workers}
@@ -116,7 +116,7 @@ class Facts:
         call = self.pushes[key][push]
         if self.history.kind == "local":
             return call.returned if call.good else math.inf
-        told = self.told.get(push.slot, math.inf)  # what is read later need not have it
+        told = self.told.get(push.slot, math.inf)  # a later read need not have the push
         waits = (
             one.returned
             for one in self.by_slot[push.slot]
@@ -126,5 +126,5 @@ class Facts:
 
 
 def named(slots: Iterable[int]) -> str:
-    """Write who."""
+    """Return the text that names these processes."""
     return ", ".join(f"process {slot}" for slot in slots)

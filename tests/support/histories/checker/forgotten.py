@@ -1,4 +1,4 @@
-"""A server came back from its snapshot: what it had acknowledged since is lost, and nothing else."""
+"""Checks a server restarted from its snapshot: only pushes acknowledged after the snapshot are lost."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _READS = ("pull", "save")
 
 
 def check(history: History) -> list[Violation]:
-    """Check what was called after the caller knew of a loss."""
+    """Check the calls that a process made after it knew of a loss."""
     if history.on_peer_loss != "raise":
         return []
     facts = Facts(history)
@@ -30,7 +30,7 @@ def check(history: History) -> list[Violation]:
 
 
 def check_writes(history: History) -> list[Violation]:
-    """Who knows of a loss pushes no more."""
+    """A process that knows of a loss pushes no more."""
     if history.on_peer_loss != "raise":
         return []
     facts = Facts(history)
@@ -57,9 +57,7 @@ def _unnamed(facts: Facts) -> Iterator[Violation]:
             and "round" not in one.text
         ):
             what = f"process {one.slot} could not read {one.keys} at {one.called:.4f}"
-            yield Violation(
-                "unnamed rounds", f"{what}, and was not told of which rounds they are: {one.text}"
-            )
+            yield Violation("unnamed rounds", f"{what}, and the error does not name their rounds: {one.text}")
 
 
 def _too_old_or_new(facts: Facts, cell: CellRounds) -> Iterator[Violation]:
@@ -73,7 +71,7 @@ def _too_old_or_new(facts: Facts, cell: CellRounds) -> Iterator[Violation]:
 
 
 def _apart(facts: Facts, rounds: dict[tuple[int, Key], Round]) -> Iterator[Violation]:
-    """Keys that everybody always pushed together are read as of one round, but by who has joined."""
+    """Keys that all processes always pushed together are read as of one round, except by a joined process."""
     for one in facts.events:
         rests = facts.released.get(one.slot, math.inf) < one.called
         if rests or not (_knows(facts, one) and one.good and len(one.read) > 1):
@@ -91,7 +89,7 @@ def _together(facts: Facts, first: Key, second: Key) -> bool:
 
 
 def _for_everybody(facts: Facts, key: Key, rounds: dict[tuple[int, Key], Round]) -> Iterator[Violation]:
-    """Once all who are there know of the loss, a key stays at its round."""
+    """Once all remaining processes know of the loss, a key stays at its round."""
     after = [one for one in facts.events if key in one.read and one.called > facts.all_told]
     seen = [(one, rounds[id(one), key]) for one in after]
     for one, round_ in seen[1:]:

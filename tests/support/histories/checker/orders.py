@@ -30,7 +30,7 @@ def check(history: History) -> list[Violation]:
 
 
 def _of_all(facts: Facts, place: Place, seen: list[Seen]) -> Iterator[Violation]:
-    """Values are sets of pushes, of which one holds the other; who was settled before stays."""
+    """Values are sets of pushes, of any two of which one includes the other; settled pushes stay."""
     sets = [(one, frozenset(one.contents)) for one in seen]
     calls = facts.pushes[place[0]]
     settled = {push: facts.settled(push, place[0]) for push in calls if place not in calls[push].bad}
@@ -63,7 +63,7 @@ def _missing(
 
 
 def _own(facts: Facts, push: Push, one: Seen) -> bool:
-    """Whether a push was called before by the process that reads, and has not been told of a loss."""
+    """Whether the reading process made this push before the read and has not been notified of a loss."""
     call = facts.pushes[one.key][push]
     mine = push.slot == one.event.slot and one.event.called < facts.told.get(push.slot, math.inf)
     return mine and not call.error and call.called <= one.event.called

@@ -21,12 +21,12 @@ def check(history: History) -> list[Violation]:
 
 
 def lost_in(facts: Facts) -> frozenset[int]:
-    """Processes that others go on without."""
+    """The processes whose loss does not stop the rounds."""
     return frozenset() if facts.history.on_peer_loss == "raise" else frozenset({*facts.hurt, *facts.told})
 
 
 def _torn(facts: Facts, key: Key) -> Iterator[Violation]:
-    """All cells are of one round; those who are lost may be in some cells of one round."""
+    """All cells are of one round; lost processes may be in some cells of one round."""
     lost = lost_in(facts) | _shifted(facts, key)
     if any(one.bad for one in facts.events):
         return  # rounds of one cell have failed
@@ -42,7 +42,7 @@ def _torn(facts: Facts, key: Key) -> Iterator[Violation]:
 
 
 def _shifted(facts: Facts, key: Key) -> frozenset[int]:
-    """Processes that came back with nobody to meet, and begin in rounds that differ between the cells."""
+    """Rejoined processes that met no other worker and begin in rounds that differ between the cells."""
     bases: dict[int, set[int]] = {}
     for (slot, name, _), base in facts.history.bases.items():
         if name == key:
@@ -81,9 +81,9 @@ class CellRounds:
         self.rounds = [self.round_of(one.contents) for one in self.seen]
 
     def check(self) -> Iterator[Violation]:
-        """Return what is broken."""
+        """Return the violations."""
         if any(push.slot in self.lost for push in self._bad()):
-            return  # nobody can know whether it came to its round, and spoilt it
+            return  # whether the bad push spoilt its round is unknown
         values: dict[int, Seen] = {}
         for one, round_ in zip(self.seen, self.rounds, strict=True):
             yield from self._value(one, round_)
@@ -101,9 +101,9 @@ class CellRounds:
     # ------------------------------------------------------------------------------------- which round it is
 
     def _bases(self) -> dict[int, int]:
-        """Return the round before the first of each process: that of who came back follows from a read.
+        """Return the round before the first of each process: that of a rejoined process follows from a read.
 
-        One that came back and is in no read at all is left out.
+        A rejoined process that is in no read is left out.
         """
         workers, key, cell = self.facts.history.workers, self.key, self.cell
         bases = dict.fromkeys(range(workers), 0)
@@ -115,7 +115,7 @@ class CellRounds:
         return bases
 
     def _inferred(self, slot: int, bases: Mapping[int, int]) -> int:
-        """Return the base that the values with a push of this process tell, first of all the first one."""
+        """Return the base that follows from the values with a push of this process, above all the first."""
         having = [one for one in self.seen if any(push.slot == slot for push in one.contents)]
         first = min(having, key=lambda one: _last_of(slot, one), default=None)
         if first is not None and self._after_all(slot, bases, first):
@@ -129,7 +129,7 @@ class CellRounds:
         return max(0, min(found)[1]) if found else 0
 
     def _after_all(self, slot: int, bases: Mapping[int, int], first: Seen) -> bool:
-        """Whether the first value with a push of this process came after the last round of all others."""
+        """Whether the first value with a push of it follows the last round of all other processes."""
         left = self.facts.released
         if any(left.get(one, math.inf) > first.event.returned for one in bases if one not in self.lost):
             return False
@@ -154,7 +154,7 @@ class CellRounds:
             last += 1
         return Round(first, last)
 
-    # --------------------------------------------------------------------------------------- what is in it
+    # ------------------------------------------------------------------------------------------ its pushes
 
     def _wanted(self, slot: int, round_: int, before: float) -> list[int]:
         """Return numbers of the pushes of a process in the value of a round."""
@@ -205,7 +205,7 @@ class CellRounds:
     # ------------------------------------------------------------------------------------------ where it is
 
     def _place(self, one: Seen, round_: Round) -> Iterator[Violation]:
-        """Whoever takes part reads the round of its last push; who does not, none that is older."""
+        """An active process reads the round of its last push; any other process reads no older round."""
         event, facts = one.event, self.facts
         if event.called > facts.told.get(event.slot, event.called):
             return  # see losses
@@ -226,12 +226,12 @@ class CellRounds:
         return sum(one.called <= when and self.key in one.pushed for one in self.facts.by_slot[slot])
 
     def floor(self, one: Seen) -> int:
-        """Return the last round that anybody had read when a read was called."""
+        """Return the last round that any process had read when a read was called."""
         before = zip(self.seen, self.rounds, strict=True)
         return max((at.first for other, at in before if other.event.returned < one.event.called), default=0)
 
     def _stays(self, one: Seen) -> Iterator[Violation]:
-        """Return parts of the dead in a round that comes after the one in which all knew of the death."""
+        """Return parts of the dead in a round that follows the one in which all knew of the death."""
         for push in one.contents:
             if push.slot not in self.lost or push.slot not in self.bases:
                 continue
@@ -242,13 +242,13 @@ class CellRounds:
                 yield Violation("stays", f"{what}, and another began the round before it when all knew")
 
     def _of_living(self, round_: int) -> list[Event]:
-        """Return the calls of those who live that pushed into a round."""
+        """Return the calls of the living processes that pushed into a round."""
         calls = self.facts.pushes[self.key]
         living = [Push(slot, round_ - base) for slot, base in self.bases.items() if slot not in self.lost]
         return [calls[push] for push in living if push in calls]
 
     def _left(self, slot: int, seen: list[Seen]) -> Iterator[Violation]:
-        """Who is lost is in all rounds up to one, and in none after it."""
+        """A lost process is in all rounds up to one, and in none after it."""
         last, out = 0, False
         for one in seen:
             there = sum(push.slot == slot for push in one.contents)

@@ -1,6 +1,6 @@
-"""Whole steps: what one call reads has all of a step or nothing, all go on from one, and what was made stays.
+"""Checks steps: a call reads all of a step or none, all processes continue from one step, and it stays.
 
-It holds where all push in steps only; to who has joined it is not promised.
+The checks apply where all processes push in steps only; a joined process has no such guarantee.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Part(NamedTuple):
     last: dict[int, int]
 
     def has(self, step: Event) -> bool:
-        """Whether a step has come to this key."""
+        """Whether a step has reached this key."""
         return self.last.get(step.slot, 0) >= step.pushed[self.key]
 
 
@@ -38,7 +38,7 @@ def check(history: History) -> list[Violation]:
 
 def _promised(facts: Facts) -> bool:
     pushes = [one for one in facts.events if one.pushed]
-    replaced = facts.history.kind != "sync" and facts.history.keeps == "last"  # by whom cannot be known
+    replaced = facts.history.kind != "sync" and facts.history.keeps == "last"
     return all(one.verb == "step" and not one.bad for one in pushes) and not replaced
 
 
@@ -50,7 +50,7 @@ def _parts(facts: Facts) -> Iterator[_Part]:
 
 
 def _last(facts: Facts, contents: Contents) -> dict[int, int]:
-    """Number of the last push of each process that has come to a value; in rounds all members have one."""
+    """Return the last push of each process that is in a value; in rounds all members have the same."""
     if facts.history.kind == "sync":
         return dict.fromkeys(facts.slots, max((one.number for one in contents or ()), default=0))
     return {one.slot: one.number for one in sorted(contents or ())}
@@ -60,7 +60,7 @@ def _last(facts: Facts, contents: Contents) -> dict[int, int]:
 
 
 def _halves(steps: list[Event], parts: list[_Part]) -> Iterator[Violation]:
-    """Whether one call has read some keys with a step, and others without it."""
+    """Whether one call has read some keys with a step and other keys without it."""
     calls: dict[int, list[_Part]] = {}
     for one in parts:
         calls.setdefault(id(one.event), []).append(one)
@@ -69,7 +69,7 @@ def _halves(steps: list[Event], parts: list[_Part]) -> Iterator[Violation]:
 
 
 def _two(facts: Facts, steps: list[Event], parts: list[_Part]) -> Iterator[Violation]:
-    """Once all know of a loss, all that anybody reads is of one step."""
+    """Once all processes know of a loss, all reads are of one step."""
     return _parted("two steps", steps, [one for one in parts if one.event.called > facts.all_told])
 
 
@@ -96,7 +96,7 @@ def _gone(facts: Facts, steps: list[Event], parts: list[_Part]) -> Iterator[Viol
 
 
 def _made(facts: Facts, step: Event) -> float:
-    """When the steps of all members had ended well that push with this one."""
+    """Return the time at which the steps of all members that push with this step had ended well."""
     ends = [
         _end(facts, key, Push(slot, number))
         for key, number in step.pushed.items()
@@ -113,7 +113,7 @@ def _end(facts: Facts, key: Key, push: Push) -> float:
 
 
 def _whole(step: Event, parts: list[_Part]) -> float:
-    """When all keys of a step had been read with it, each by anybody."""
+    """Return the time at which each key of a step had been read with it by some process."""
     first = dict.fromkeys(step.pushed, math.inf)
     for one in parts:
         if one.key in first and one.has(step):

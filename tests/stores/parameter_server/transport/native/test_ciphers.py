@@ -1,4 +1,4 @@
-"""Encrypted streams over real sockets: what was altered, left out, repeated or cut off is never received."""
+"""Encrypted streams over real sockets: altered, missing, repeated or cut data is never received."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_plain_messages_end_an_encrypted_stream(receive: Callable[..., object]) 
 
 def test_other_keys_end_the_stream(sender: Sender, number: int, sent: Callable[..., list[bytes]]) -> None:
     (chunk,) = sent(b"a message")
-    for comes in (FROM, bytes(32)):  # the other direction's, and another connection's
+    for comes in (FROM, bytes(32)):  # the key of the other direction, and of another connection
         ours, theirs = sockets()
         stream = Stream(sender, theirs.detach(), LIMIT, cipher(number, b"x" * 32, comes))
         ours.sendall(chunk)

@@ -119,7 +119,7 @@ class Pair:
             assert self.wait() == []
 
     def answer_all(self, wanted: Sequence[bytes]) -> None:
-        """Answer in one message, once all parts have come; the values must be there."""
+        """Answer in one message, once all parts have arrived; the values must be there."""
         reader = threading.Thread(target=read, args=(self.server, sum(map(len, wanted))))
         writer = threading.Thread(target=self.server.sendall, args=(self.reply(range(len(wanted)), wanted),))
         for thread in (reader, writer):
@@ -461,7 +461,7 @@ def test_a_value_that_is_pulled(pair: Callable[..., Pair], name: str) -> None:
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 2, 0], [2, 3, 0, 1]])
 def test_answers_to_the_exchange_before(pair: Callable[..., Pair], order: list[int], together: bool) -> None:
-    """A pull goes out behind a push without an answer; replies may answer both."""
+    """A pull is sent behind a push without a reply; replies may answer both."""
     push, pull = pair([300, 20], kind=Kind.PUSH), pair([70_000, 10], kind=Kind.PULL)
     pull.stream.close()
     pull.server.close()
@@ -736,7 +736,7 @@ def test_no_more_is_sent_than_the_credit_until_answers_come(pair: Callable[..., 
 
 
 def test_what_the_server_has_does_not_count_against_the_credit(pair: Callable[..., Pair]) -> None:
-    """It answers nothing before it has all parts, and only tells what has come."""
+    """It answers nothing before it has all parts, and only reports the received parts."""
     one = pair([50_000] * 10, batch_bytes=50_000, credit=120_000)
     one.begin()
     came = 100_000
@@ -758,7 +758,7 @@ def test_what_the_server_has_does_not_count_against_the_credit(pair: Callable[..
 def test_more_goes_where_nothing_comes(
     pair: Callable[..., Pair], near: bool, turns: bool, usual: int
 ) -> None:
-    """Within the credit all parts go to a server that is silent until it has them; at once the next time."""
+    """Within the credit all parts are sent to a server that is silent until it has them; then at once."""
     sizes = [1 << 20] * 12
     one = pair(sizes, batch_bytes=1 << 20)
     one.stream.is_near, one.stream.locks_keys = near, turns
@@ -771,7 +771,7 @@ def test_more_goes_where_nothing_comes(
 
 
 def test_the_usual_window_is_tried_again(pair: Callable[..., Pair]) -> None:
-    """After 8 calls that sent all at once, then after 16; where answers come in time it stays."""
+    """After 8 calls that sent all at once, then after 16; where replies arrive in time it stays."""
     sizes = [1 << 16] * 96
     usual, every = 32, len(sizes)
     one = pair(sizes, batch_bytes=1 << 16)
@@ -802,7 +802,7 @@ def test_the_usual_window_is_tried_again(pair: Callable[..., Pair]) -> None:
 def test_pulls_of_values_that_are_read_where_they_lie_go_at_once(
     pair: Callable[..., Pair], mapped: bool, sent: int
 ) -> None:
-    """In one message: nothing of them comes over the stream that could be too much at a time."""
+    """In one message: the stream brings no amount of them that could be too much at a time."""
     one = pair([1 << 20] * 12, kind=Kind.PULL)
     if mapped:
         one.exchange.map([(3, Segment(20_000).memory)])
@@ -826,7 +826,7 @@ def test_a_long_pull_of_workers_that_take_turns(
 
 
 def test_arrays_over_two_streams(sender: Sender) -> None:
-    """Parts of the same two arrays go to two servers; each replies when it likes."""
+    """Parts of the same two arrays are sent to two servers; each replies at any time."""
     one, two = Pair(sender, [1]), Pair(sender, [1])
     values = [np.arange(40_000, dtype=np.uint8), np.arange(10, dtype=np.uint8)]
     outs = [np.zeros(40_000, np.uint8), np.zeros(10, np.uint8)]

@@ -1,4 +1,4 @@
-"""Exchanges of rows: bytes as the codec writes them; replies write nothing but what was asked for."""
+"""Exchanges of rows: bytes as the codec writes them; replies write only the requested rows."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_requests_are_those_of_the_usual_way(
     sender: Sender, counts: list[int], width: int, kind: Kind
 ) -> None:
     if kind == Kind.PULL_ROWS:
-        width = 8  # what comes back counts for what goes together
+        width = 8  # the size of the reply limits the rows of one request
     pair = Pair(sender, counts, width, kind)
     wanted = pair.usual()
     pair.begin()
@@ -200,7 +200,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("counts", [[5000], [5000, 60], [60, 5000]])
 @pytest.mark.parametrize("name", [*CHANGES, "an id", "the last id", "one byte less"])
 def test_a_reply_that_is_not_as_expected(sender: Sender, name: str, counts: list[int]) -> None:
-    """It is left as it came; rows that are as they should be may be written, and nothing else."""
+    """It stays unchanged; rows that are valid may be written, and nothing else."""
     pair = Pair(sender, counts, 200, Kind.PULL_ROWS)
     pair.begin()
     if name in CHANGES:
@@ -231,7 +231,7 @@ def test_a_reply_that_is_not_as_expected(sender: Sender, name: str, counts: list
 
 
 def test_a_call_that_ends_before_its_rows_are_there(sender: Sender) -> None:
-    """What comes of them then is left as it came, and written nowhere."""
+    """The received part of the reply stays as it is, and is written nowhere."""
     pair = Pair(sender, [5000], 200, Kind.PULL_ROWS)
     pair.begin()
     text = pair.reply([0])

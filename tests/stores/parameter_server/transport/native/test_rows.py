@@ -66,7 +66,7 @@ def gathered(table: Array, rows: Array) -> GatheredRows:
     return GatheredRows(memoryview(table.reshape(-1).view(np.uint8)), 4 * WIDTH, rows)
 
 
-# ---------------------------------------------------------------------------------------------- what is sent
+# ----------------------------------------------------------------------------------------------- sent data
 
 
 @given(st.lists(st.integers(-1, 49), max_size=60))
@@ -119,7 +119,7 @@ def test_a_table_has_whole_rows() -> None:
             GatheredRows(bytearray(nbytes), row_bytes, np.zeros(1, np.int64))
 
 
-# ------------------------------------------------------------------------------------------------- what comes
+# --------------------------------------------------------------------------------------------------- received
 
 
 def reply(slice_: int, ids: Array, data: Array, **changes: Any) -> list[Any]:
@@ -161,7 +161,7 @@ def test_expected_rows_are_received_where_they_belong(ends: tuple[Stream, Stream
     frames = next_message(theirs)
     assert place.holds(rows)
     assert bytes(memoryview(frames[-1])) == rows.tobytes()
-    assert ours.send(reply(4, ids, rows + 1))  # it has come: another answer is not theirs
+    assert ours.send(reply(4, ids, rows + 1))  # it has arrived: another answer is not theirs
     assert bytes(memoryview(next_message(theirs)[-1])) == (rows + 1).tobytes()
     assert place.holds(rows)
     theirs.expect_no_more(expected)
@@ -212,7 +212,7 @@ def test_what_is_no_batch_is_written_nowhere(ends: tuple[Stream, Stream]) -> Non
 
 
 def test_of_equal_rows_only_the_first_are_expected(ends: tuple[Stream, Stream]) -> None:
-    """All answers come before one is looked at: none may be where those of another request belong."""
+    """All answers arrive before one is read: none may be placed where those of another request belong."""
     ours, theirs = ends
     ids, rows, places = np.arange(60), table_of(60), [Place(60) for _ in range(4)]
     asked = [(4, ids), (4, ids), (4, ids + 1), (5, ids)]
@@ -235,7 +235,7 @@ def test_of_equal_rows_only_the_first_are_expected(ends: tuple[Stream, Stream]) 
 
 
 def test_nothing_is_written_once_it_is_expected_no_more() -> None:
-    """What has come of a frame moves to memory of its own, and the message comes whole."""
+    """The received part of a frame moves to memory of its own, and the message arrives whole."""
     sender, (left, right) = Sender(), socket.socketpair()
     right.setblocking(False)
     theirs = Stream(sender, right.detach(), LIMIT)

@@ -1,4 +1,4 @@
-"""Streams over real sockets: messages come whole and in order, and what is none ends the stream."""
+"""Streams over real sockets: messages arrive whole and in order, and an invalid one ends the stream."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_what_is_no_message_ends_the_stream(sender: Sender, text: bytes) -> None
     ours, theirs = sockets()
     stream = Stream(sender, theirs.detach(), LIMIT)
     ours.send(raw(b"good") + text)
-    assert received(stream, 1) == [[b"good"]], "what came before it counts"
+    assert received(stream, 1) == [[b"good"]], "earlier messages count"
     with pytest.raises(ConnectionError, match="invalid header, or is too large"):
         stream.receive()
         stream.receive()
@@ -187,9 +187,9 @@ def test_memory_stays_until_it_is_sent_and_is_let_go_then(sender: Sender) -> Non
     assert sys.getrefcount(array) > before
     received(other, 2)
     end = pace.deadline(20)
-    while sys.getrefcount(array) != before:  # the sender may not have come back from its last call
+    while sys.getrefcount(array) != before:  # the sender may not have returned from its last call
         assert time.monotonic() < end
-        one.receive()  # whoever holds the interpreter's lock lets go
+        one.receive()  # the thread that holds the interpreter's lock releases it
         gc.collect()
     assert one.send([array.data]) and one.send([array.data])
     one.close()
@@ -252,7 +252,7 @@ def test_a_peer_that_is_gone_costs_nothing(sender: Sender) -> None:
     one.close()
 
 
-def test_a_fork_disturbs_nobody(sender: Sender) -> None:
+def test_a_fork_disturbs_no_process(sender: Sender) -> None:
     one, other = pair(sender)
     one.send([bytes(LIMIT)])
     one.send([bytes(LIMIT)])
@@ -476,7 +476,7 @@ class Answered:
         assert got == n
 
     def is_received_by_second(self, seconds: float = 20) -> bool:
-        """Whether what the peer sends now is received though nobody serves; then have it answered."""
+        """Whether the peer's next message is received though no thread serves; then have it answered."""
         self.send()
         end = time.monotonic() + seconds
         while is_readable(self.ours, 0) and time.monotonic() < end:
@@ -551,7 +551,7 @@ def test_what_is_for_python_comes_in_order_from_a_second_thread(four: list[Answe
         assert together.serve(20) == [one.ours]
         left = [bytes(memoryview(frames[0])) for _, frames in one.ours.take_messages()]
         assert left[0] == text
-        if len(left) == 1:  # the last one came when Python had taken that: it is answered
+        if len(left) == 1:  # the last arrived when Python had received that: it is answered
             one.await_answers(2)
         else:
             assert left[1:] == [batch(one.session)]
@@ -574,7 +574,7 @@ def test_a_stream_of_a_second_thread_is_removed_while_it_receives(four: list[Ans
     four[0].await_answer()
 
 
-def test_who_waits_is_woken_when_enough_of_a_large_frame_has_come() -> None:
+def test_a_receiver_is_woken_when_enough_of_a_large_frame_has_arrived() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         made = socket.create_connection(listener.getsockname())
         accepted, _ = listener.accept()

@@ -67,7 +67,7 @@ def push_pull_async_inplace(
 
 
 class _Sum:
-    """A sum under way. The first one of a tensor initialises it, for which others may have to come."""
+    """A sum under way. The first sum of a tensor initialises it, which may wait for other workers."""
 
     def __init__(self, name: str, number: int, array: Any) -> None:
         self.name, self.number, self.array = name, number, array
