@@ -1,4 +1,4 @@
-"""Links between hosts of one machine: data arrives whole, with or without losses, and memory is not shared."""
+"""Links between hosts of one machine: data arrives whole, also after losses, and memory is not shared."""
 
 from __future__ import annotations
 
