@@ -1102,7 +1102,7 @@ class KVStore(KVStoreBase):
             if self._engine.busy:
                 call = self._placed(verb, [key for key, _ in groups], call)
             self._do(groups, call, *arguments)
-        elif not self._backend.limits_in_flight:
+        elif not self._backend.takes_turns:
             self._do(groups, self._backend.begin, verb, arguments, None)()
         else:
             keys = [key for key, _ in groups]
@@ -1141,7 +1141,7 @@ class KVStore(KVStoreBase):
         self, verb: str, keys: list[Key], arguments: tuple[Any, ...], priority: int | None
     ) -> Callable[[], None]:
         """Begin an operation under the lock, which it does not hold while it waits for other workers."""
-        if self._backend.limits_in_flight:
+        if self._backend.takes_turns:
             begun = self._exclusively(self._enter, verb, keys, arguments, priority)
             if begun is not None:
                 return begun  # type: ignore[no-any-return]
@@ -1161,7 +1161,7 @@ class KVStore(KVStoreBase):
 
     def _wait_in(self, groups: list[Group], run: Callable[..., Any], *args: Any) -> Any:
         """Run what may wait for other workers; where keys have turns, it needs no more than these."""
-        if not self._backend.limits_in_flight or self._engine.nested():
+        if not self._backend.takes_turns or self._engine.nested():
             return self._do(groups, run, *args)
         keys = [key for key, _ in groups]
         return self._in_turn(keys, self._take, keys, partial(run, *args))
@@ -1183,7 +1183,7 @@ class KVStore(KVStoreBase):
         if turns.waiting and (several or turns.wanted((key,))):
             return False
         lock, done, me, enters = engine.exclusive, None, get_ident(), False
-        keys = list(key) if several and backend.limits_in_flight else ()  # the caller may change its list
+        keys = list(key) if several and backend.takes_turns else ()  # the caller may change its list
         taken = turns.taken
         try:
             try:
@@ -1204,7 +1204,7 @@ class KVStore(KVStoreBase):
                 if done is True:
                     self._counters.count(_CALL[verb])
                     return True
-                if backend.limits_in_flight:
+                if backend.takes_turns:
                     if several:
                         taken.update(dict.fromkeys(keys, me))
                     else:
@@ -1224,7 +1224,7 @@ class KVStore(KVStoreBase):
             backend.give_up_quick(error)
             raise
         finally:
-            took = done and backend.limits_in_flight and not several and key in taken and taken[key] == me
+            took = done and backend.takes_turns and not several and key in taken and taken[key] == me
             if keys and done:
                 turns.leave(keys)
             if took:

@@ -49,7 +49,7 @@ class Backend(Protocol):
     #: With `waits_concurrently`: whether operations of one key must not overlap. Each operation then has the
     #: turn of the key until its end. `wait_for_free_slot`, `init`, `view` and `barrier` are called without
     #: the lock.
-    limits_in_flight: bool = False
+    takes_turns: bool = False
     #: Whether `quick_pushpull`, `quick_push` and `quick_pull` take lists of keys.
     quick_lists: bool = False
     #: Whether there is `start_quick_sum`.
@@ -131,11 +131,11 @@ class Backend(Protocol):
         return partial(getattr(self, verb), *arguments)
 
     def is_clear(self, verb: str, keys: list[Key]) -> bool:
-        """With `limits_in_flight`: return whether the next operation of the keys can begin without a wait."""
+        """With `takes_turns`: return whether the next operation of the keys can begin without a wait."""
         return True
 
     def wait_for_free_slot(self, verb: str, keys: list[Key]) -> None:
-        """With `limits_in_flight`: wait until the next operation of the keys can begin."""
+        """With `takes_turns`: wait until the next operation of the keys can begin."""
         return
 
     def capture_streams(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -111,7 +111,7 @@ class HierarchyBackend(Backend):
 
     begins_async = True
     waits_concurrently = True
-    limits_in_flight = True
+    takes_turns = True
     can_compress = True
     has_quick_push_and_pull = True
     no_steps = "with hierarchy='host' each part of a key is carried by itself; use hierarchy='flat'"

@@ -56,7 +56,7 @@ class SharedBackend(Backend):
     can_resume = True
     bound_by_processors = True
     waits_concurrently = True
-    limits_in_flight = True
+    takes_turns = True
     can_compress = True
     quick_lists = starts_quick_sums = True
     logger = "kvstore.shared"
