@@ -267,7 +267,7 @@ def test_a_trainer_that_wants_the_store_to_update_gets_one() -> None:
 @pytest.mark.parametrize(("name", "updates"), [("local", False), ("device", True)])
 def test_large_weights_of_local_are_updated_by_the_trainer(name: str, updates: bool) -> None:
     big = np.broadcast_to(F(1), (4097, 4096))
-    chosen = kv.trainer.choice.choose(name, None, [stub(data=[big, big])], 2)  # type: ignore[attr-defined]
+    chosen = kv.trainer.store_choice.choose_store(name, None, [stub(data=[big, big])], 2)  # type: ignore[attr-defined]
     assert chosen.updates is updates
     chosen.close()
 
