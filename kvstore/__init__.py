@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 if "".join(getattr(sys, "argv", [])[:1]).rpartition("/")[2] in ("-m", "kvstore", "__main__.py"):
     importlib.import_module(".launch.signals", __name__).for_command()
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 try:
     from .kernels import cpu as _cpu

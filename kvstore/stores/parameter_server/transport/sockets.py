@@ -92,7 +92,7 @@ class WorkerSockets(_Sockets):
         self._name = f"{roles.job}/{hello.group}.{hello.ordinal}/worker{roles.rank}/{hello.incarnation:x}"
         self._servers: dict[int, Dealer] = {}
         self._streams: dict[int, StreamClient] = {}
-        self._encrypted, self._locks_keys = roles.keys is not None, _should_limit_in_flight(roles)
+        self._encrypted, self._limits_in_flight = roles.keys is not None, _should_limit_in_flight(roles)
         self._sender: Sender | None = None
         self._peers: dict[Any, Hashable] = {}
         self._echo: Dealer | None = None
@@ -149,7 +149,7 @@ class WorkerSockets(_Sockets):
             return
         self._drop_stream(server)
         stream = self._streams[server] = StreamClient(
-            offer, self._start_sender, self._poller, self._encrypted, self._locks_keys
+            offer, self._start_sender, self._poller, self._encrypted, self._limits_in_flight
         )
         self._peers[stream] = server
         stream.observe(self._counters)

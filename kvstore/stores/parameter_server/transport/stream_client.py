@@ -40,8 +40,8 @@ class StreamClient:
     """A worker's stream to one server, opened again whenever it breaks.
 
     `offer` is the server's text; the poller returns this object when there are bytes to receive. Where the
-    stream has to be `encrypted`, and the offer has no cipher, no stream is opened. A worker that
-    `locks_keys` with others has fewer bytes in flight to a server of its host.
+    stream has to be `encrypted`, and the offer has no cipher, no stream is opened. `limits_in_flight`: the
+    worker shares few cores with others, and has fewer bytes in flight to a server of its host.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class StreamClient:
         sender: Callable[[], Sender],
         poller: ChannelPoller,
         encrypted: bool = False,
-        locks_keys: bool = False,
+        limits_in_flight: bool = False,
     ) -> None:
-        self.offer, self._locks_keys = offer, locks_keys
+        self.offer, self._limits_in_flight = offer, limits_in_flight
         self._offer = StreamOffer.read(offer, encrypted)
         self._cipher = choose(self._offer.ciphers) if self._offer is not None and encrypted else None
         if encrypted and self._cipher is None:
@@ -171,7 +171,9 @@ class StreamClient:
         else:
             self._poller.watch(self._connecting.fileno(), self)
             if self._cipher is None:
-                self._stream = open_stream(self._connecting, sender, None, self._counters, self._locks_keys)
+                self._stream = open_stream(
+                    self._connecting, sender, None, self._counters, self._limits_in_flight
+                )
                 self._connecting = None
                 log.debug("stream opened to %s", self._offer.address)
             else:
@@ -211,7 +213,7 @@ class StreamClient:
         connection.send(handshake.worker_proof())  # so few bytes are sent completely or not at all
         self._connecting, self._answers, self._opened = None, False, time.monotonic()
         self._stream = open_stream(
-            connection, sender, handshake.worker_cipher(), self._counters, self._locks_keys
+            connection, sender, handshake.worker_cipher(), self._counters, self._limits_in_flight
         )
         log.debug("encrypted stream opened")
 

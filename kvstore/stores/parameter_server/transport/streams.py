@@ -74,12 +74,12 @@ def open_stream(
     sender: Sender,
     cipher: Cipher | None = None,
     counters: Counters | None = None,
-    locks_keys: bool = False,
+    limits_in_flight: bool = False,
 ) -> Stream:
     """Make a stream of a connection after the handshake; the stream then owns the descriptor."""
     near = is_near(connection)
     made = Stream(sender, connection.detach(), _LARGEST, cipher)
-    made.is_near, made.locks_keys = near, locks_keys
+    made.is_near, made.limits_in_flight = near, limits_in_flight
     if counters is not None and counters.number >= 0:  # otherwise the store sets its counters later
         made.observe(counters)
     return made

@@ -116,7 +116,7 @@ def test_workers_take_turns_where_they_have_few_cores_or_are_many(
             while opened.stream is None:
                 assert time.monotonic() < end
                 opened.open()
-            assert opened.stream.locks_keys == turns
+            assert opened.stream.limits_in_flight == turns
     finally:
         worker.close()
         scheduler.close()

@@ -73,7 +73,7 @@ class Cipher:
 
 class Stream:
     is_near: bool
-    locks_keys: bool
+    limits_in_flight: bool
     @property
     def closed(self) -> bool: ...
     @property

@@ -75,7 +75,7 @@ cdef extern from "serve_streams.h" nogil:
     const uint64_t KP_MOST_UNSENT
     ctypedef struct kp_stream:
         int fd
-        int is_near, locks_keys
+        int is_near, limits_in_flight
         uint64_t most_unsent
         int broken
         kp_outcome end
@@ -451,13 +451,13 @@ cdef class Stream:
         self.s.is_near = near
 
     @property
-    def locks_keys(self):
+    def limits_in_flight(self):
         """Whether all workers that send to a peer on this host should have few bytes in flight."""
-        return bool(self.s.locks_keys)
+        return bool(self.s.limits_in_flight)
 
-    @locks_keys.setter
-    def locks_keys(self, bint turns):
-        self.s.locks_keys = turns
+    @limits_in_flight.setter
+    def limits_in_flight(self, bint turns):
+        self.s.limits_in_flight = turns
 
     @property
     def is_full(self):

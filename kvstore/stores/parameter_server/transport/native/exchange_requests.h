@@ -294,7 +294,7 @@ static uint64_t kp_usual_window(const kp_stream *s, const kp_exchange *x)
 {
     if (!s->is_near)
         return KP_WINDOW_BYTES;
-    return s->locks_keys && !kp_is_long_pull(x) ? KP_TURNS_WINDOW_BYTES : KP_NEAR_WINDOW_BYTES;
+    return s->limits_in_flight && !kp_is_long_pull(x) ? KP_TURNS_WINDOW_BYTES : KP_NEAR_WINDOW_BYTES;
 }
 
 /* All was sent before an answer came, beyond the usual window: let the next calls send as much at once.

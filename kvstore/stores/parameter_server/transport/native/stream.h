@@ -52,7 +52,7 @@ typedef struct kp_stream {
     size_t from, to;
     uint64_t frame_limit;
     int is_near;     /* the peer is on this host */
-    int locks_keys; /* with other workers that send to the peer */
+    int limits_in_flight; /* with other workers that send to the peer */
     uint32_t head[2], at;
     uint64_t *sizes, got; /* `got`: bytes of the sizes, or of frame `at` */
     size_t sizes_capacity;

@@ -761,7 +761,7 @@ def test_more_goes_where_nothing_comes(
     """Within the credit all parts are sent to a server that is silent until it has them; then at once."""
     sizes = [1 << 20] * 12
     one = pair(sizes, batch_bytes=1 << 20)
-    one.stream.is_near, one.stream.locks_keys = near, turns
+    one.stream.is_near, one.stream.limits_in_flight = near, turns
     for first, at_once in ((1, usual), (13, 12)):
         one.begin(first)
         assert one.exchange.sent == at_once
@@ -820,7 +820,7 @@ def test_a_long_pull_of_workers_that_take_turns(
 ) -> None:
     """Two parts are asked for at once; in a short one, and in pushes, one."""
     one = pair([1 << 20] * slices, kind=kind)
-    one.stream.is_near, one.stream.locks_keys = True, True
+    one.stream.is_near, one.stream.limits_in_flight = True, True
     one.begin()
     assert one.exchange.sent == sent
 
