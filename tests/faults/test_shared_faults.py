@@ -258,7 +258,7 @@ def test_no_worker_replaces_the_lost_where_a_loss_is_an_error(job: MakeJob, told
         workers[rank].expect("told")
     again = made.start(BODIES, "refused", "PeerLostError", rank=2)
     again.finish(pace.deadline(60))
-    assert "worker 2 of 3" in again.result() and "start the job again" in again.result()
+    assert "worker 2 of 3" in again.result() and "restart the job" in again.result()
     for worker in workers[:2]:
         worker.say("started again")
     made.finish()

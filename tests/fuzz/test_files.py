@@ -94,8 +94,13 @@ def keys(folder: Path) -> tuple[Path, Read]:
 
 
 def timeline(folder: Path) -> tuple[Path, Read]:
-    path = process_trace.write(made.file([]), folder)
-    return path, process_trace.read
+    def read(path: Path) -> None:
+        try:
+            process_trace.read(path)
+        except ValueError as error:
+            raise kv.StateFileError(str(error)) from error
+
+    return process_trace.write(made.file([]), folder), read
 
 
 def cubin(folder: Path) -> tuple[Path, Read]:
