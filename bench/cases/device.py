@@ -1,4 +1,4 @@
-"""What is measured on a GPU: cases, the bytes that each must move, and its goals."""
+"""Cases of the `device` store on a GPU, the bytes that each must move, and its goals."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class DeviceCase(Case):
 
     @property
     def elements(self) -> int:
-        """Elements of all keys."""
+        """Return the number of elements of all keys."""
         return sum(self.sizes)
 
     @property
     def nbytes(self) -> float:
-        """Bytes that must be moved."""
+        """Return the number of bytes that the case must move."""
         return self.bytes_each * self.elements
 
 
 def all_cases(large: int = LARGE, resnet: tuple[int, ...] = RESNET) -> Iterator[DeviceCase]:
-    """List the cases, with other sizes for a trial."""
+    """Return the cases, with other sizes for a trial."""
     one = (large,)
     for k in (2, 4, 8):
         yield DeviceCase(f"sum k={k} 256 MiB", "sum", one, k, bytes_each=4 * (k + 1), share=0.9)

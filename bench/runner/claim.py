@@ -96,7 +96,7 @@ class Claim:
         return (
             f"{self.what}. Ratios are *time of the peer ÷ time of kvstore*: above 1, kvstore is faster. Each "
             f"is the median [lowest-highest] of {rounds} rounds in which all peers took turns; times are "
-            f"medians{self.times}. Measured in {minutes:.0f} minutes; how, and what each peer does: "
+            f"medians{self.times}. Measured in {minutes:.0f} minutes; method, and the work of each peer: "
             "[bench/README.md](../README.md)."
         )
 

@@ -12,7 +12,7 @@ from kvstore.observe.bench.rounds import round_ratios
 
 Labels = Mapping[str, str]
 
-GOALS_HEAD = ["case", "beside", "kvstore", "peer", "peer ÷ kvstore", "goal", "holds"]
+GOALS_HEAD = ["case", "compared with", "kvstore", "peer", "peer ÷ kvstore", "goal", "holds"]
 
 
 def time(seconds: float) -> str:
@@ -117,7 +117,7 @@ def _cell(m: Measured, peer: str) -> str:
 
 
 def state(measured: list[Measured]) -> str:
-    """How the machine was while all this was measured."""
+    """Return the state of the machine during the measurement."""
     probes = [probe for m in measured for probe in m.probes]
     shares = [share for m in measured for share in m.others]
     if not probes:
@@ -125,7 +125,7 @@ def state(measured: list[Measured]) -> str:
     trip = spread([probe.round_trip_ns / 1000 for probe in probes])
     read = spread([probe.read_gbs for probe in probes])
     return (
-        f"The machine meanwhile ({len(probes)} probes of 0.3 s between the rounds): a cache line from core "
-        f"to core and back {trip} µs, memory read by two cores {read} GB/s, others' share of the processors "
-        f"{spread([100 * share for share in shares])} %.\n"
+        f"The machine during the measurement ({len(probes)} probes of 0.3 s between the rounds): a cache "
+        f"line from core to core and back {trip} µs, memory read by two cores {read} GB/s, others' share of "
+        f"the processors {spread([100 * share for share in shares])} %.\n"
     )
