@@ -128,8 +128,8 @@ class Observe(Claim):
     def about(self, rounds: int, minutes: float) -> str:
         if self.starts:
             return (
-                "float32. Ratios are *time of the other build ÷ time of this build*, with nothing on: 0.99 is "
-                "a cost of 1 %. Both are started for each ratio, and measured in turn; the median, and "
+                "float32. Ratios are *time of the other build ÷ time of this build*, with nothing on: 0.99 "
+                "is a cost of 1 %. Both are started for each ratio, and measured in turn; the median, and "
                 "the interval that contains the true median with a probability of 95 %. Measured in "
                 f"{minutes:.0f} minutes; how: [bench/README.md](../README.md)."
             )

@@ -16,7 +16,7 @@ GOALS_HEAD = ["case", "compared with", "kvstore", "peer", "peer ÷ kvstore", "go
 
 
 def time(seconds: float) -> str:
-    """Three digits with a unit."""
+    """Format a time with three digits and a unit."""
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if seconds * scale >= 1 or unit == "µs":
             return f"{seconds * scale:.3g} {unit}"
@@ -24,7 +24,7 @@ def time(seconds: float) -> str:
 
 
 def spread(ratios: Sequence[float]) -> str:
-    """Median [lowest-highest]."""
+    """Format ratios as median [lowest-highest]."""
     return f"{statistics.median(ratios):.2f} [{min(ratios):.2f}-{max(ratios):.2f}]"
 
 
@@ -33,13 +33,13 @@ def mark(holds: bool) -> str:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Lay out a table."""
+    """Format a table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def section(heading: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lay out a table below a heading; nothing where there are no rows."""
+    """Format a table below a heading; nothing where there are no rows."""
     if rows:
         yield from (f"## {heading}\n", markdown(head, rows))
 
@@ -54,7 +54,7 @@ def lines(head: dict[str, Any], name: str, rows: Iterable[Any]) -> str:
 
 
 def goals(measured: Iterable[Measured], labels: Labels) -> list[list[str]]:
-    """One row for every goal; where none of its peers ran, it says so."""
+    """Return one row for each goal; *not run* where none of its peers ran."""
     rows = []
     for m in measured:
         rows += [_goal(m, names.split("|"), least, labels) for names, least in m.case.goals.items()]
@@ -87,20 +87,20 @@ def _tail(m: Measured) -> list[str]:
 
 
 def everything(measured: Iterable[Measured], labels: Labels) -> str:
-    """One row for every case, a column for every peer: its median, and its time over ours."""
+    """Format one row for each case, and a column for each peer: its median, and its ratio to kvstore."""
     rows = [[named(m), _own(m), *(_cell(m, peer) for peer in labels)] for m in measured]
     return markdown(["case", "kvstore", *labels.values()], rows)
 
 
 def named(m: Measured) -> str:
-    """Return the name of a case, with an asterisk where others were busy."""
+    """Return the name of a case, with an asterisk where other processes were busy."""
     return m.case.name + (" *" if m.disturbed else "")
 
 
 def disturbed(measured: Iterable[Measured]) -> Iterator[str]:
-    """Say what the asterisk is."""
+    """Explain the asterisk."""
     if any(m.disturbed for m in measured):
-        yield "\\* others were busy during some of these rounds.\n"
+        yield "\\* other processes were busy during some of these rounds.\n"
 
 
 def _own(m: Measured) -> str:
