@@ -1,4 +1,4 @@
-"""NumPy: what a careful user would write by hand, with every buffer allocated beforehand."""
+"""NumPy: the code of a careful user, with all buffers allocated in advance."""
 
 from __future__ import annotations
 
