@@ -105,12 +105,12 @@ else
     echo "no GPU can be used here" >&2
 fi
 
-# What measures the free memory of the GPU must be alone; the others share it.
+# Tests that measure the free memory of the GPU run alone; the other tests share it.
 gpu_tests() {
     timeout "$(left $((minutes * 30)))" "$python" -m pytest -c "$tree/pyproject.toml" --rootdir "$tree" \
         -p no:cacheprovider -W default -m gpu -q --durations=10 "$@" 2>&1 | tee -a "$out/tests.txt"
     case ${PIPESTATUS[0]} in
-        0 | 5) ;;  # 5: none of them is here
+        0 | 5) ;;  # 5: no such test was collected
         *) failed=$((failed + 1)) ;;
     esac
 }
