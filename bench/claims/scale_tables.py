@@ -12,7 +12,7 @@ Case = dict[str, Any]
 
 ABOUT = """State machines of workers, servers and scheduler, and the native rounds of the servers, are real;
 processors, links and clock are simulated. The method, and its omissions:
-[bench/README.md](../README.md#a-job-of-hundreds-simulated). What to set when:
+[bench/README.md](../README.md#a-job-of-hundreds-simulated). Settings by size:
 [docs/how-to/scale.md](../../docs/how-to/scale.md).
 """
 STEP = """A step is a pushpull of all keys; it lasts from the end of the previous step on the last worker to
