@@ -4,8 +4,8 @@
 #     sbatch slurm.sh
 #
 # Each task is a worker. Task 0 also runs the scheduler, and two tasks also run a server, on different hosts. They
-# meet in a folder that all hosts see: task 0 makes the keys of the job there, and takes them away at the end.
-# What is printed goes to train-JOB.out, with the line of each worker.
+# meet in a folder that all hosts see: task 0 writes the keys of the job there, and deletes them at the end.
+# The output is written to train-JOB.out, with the lines of each worker.
 #SBATCH --job-name=train
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4
