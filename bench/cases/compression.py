@@ -20,7 +20,7 @@ _BITS = {"2bit": 2, "1bit": 1}
 class CompressionCase(Case):
     """One line of the tables."""
 
-    name: str  # unique; what `--only` matches
+    name: str  # unique; `--only` matches it
     #: `quantise` (one gradient and its residual to words), `dequantise` (words added to an array), or `pair`
     #: (push of `VALUES` values, each compressed, then pull into as many outs)
     verb: str

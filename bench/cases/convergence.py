@@ -167,7 +167,7 @@ class Recipe:
         return f"{self.codec}, {self.multiple:g} RMS" if self.multiple else self.codec
 
     def params(self, rms: float) -> dict[str, Any]:
-        """Parameters of `set_gradient_compression`. 1bit sends +1 above zero, -1 otherwise."""
+        """Return the parameters of `set_gradient_compression`. 1bit sends +1 above zero, -1 otherwise."""
         if self.codec == "2bit":
             return {"type": "2bit", "threshold": self.multiple * rms}
         return {"type": self.codec, **({"threshold": 0.0} if self.codec == "1bit" else {})}

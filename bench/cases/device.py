@@ -17,7 +17,7 @@ RESNET = tuple(math.prod(shape) for shape in resnet50())
 class DeviceCase(Case):
     """One line of the tables."""
 
-    name: str  # unique; what `--only` matches
+    name: str  # unique; `--only` matches it
     #: `sum`; `update` (sum, then SGD with momentum); `compress` (2-bit quantise, decode and sum in one call);
     #: `quantise` and `dequantise` (the kernels by themselves)
     op: str
@@ -28,7 +28,7 @@ class DeviceCase(Case):
     share: float = 0.0  # goal: at least this share of the rate at which the GPU copies memory; 0 for none
     #: Peer to the ratio `time of peer / time of ours` that must hold
     goals: dict[str, float] = field(default_factory=dict)
-    most_us: float = 0.0  # goal: at most so many microseconds of the host for a call; 0 for none
+    most_us: float = 0.0  # goal: the most microseconds of the host for a call; 0 for none
 
     @property
     def elements(self) -> int:

@@ -112,7 +112,7 @@ class Goal:
 class DistCase(KeyedCase):
     """One block of the tables: a push and a pull of every key, by every worker."""
 
-    name: str  # unique; what `--only` matches
+    name: str  # unique; `--only` matches it
     shapes: tuple[Shape, ...]  # one for each key
     #: Processes of the job, without its scheduler
     workers: int = 2
@@ -122,7 +122,7 @@ class DistCase(KeyedCase):
     rows: int = 0  # row-sparse if positive: rows that a worker pushes, and then pulls
     peers: tuple[str, ...] = ()  # names of `ENTRIES`
     goals: tuple[Goal, ...] = field(default=())  # ratios to reach
-    #: Further ways to call: `INIT`, of so many new keys; `EACH`, a pushpull for each key
+    #: Further ways to call: `INIT`, of as many new keys; `EACH`, a pushpull for each key
     also: tuple[str, ...] = ()
 
     @property
@@ -230,7 +230,7 @@ SIZES = {"4 KB": 4 * KB, "256 KB": 256 * KB, "4 MB": 4 * MB, "64 MB": 64 * MB}
 RESNET = "ResNet-50"
 SCALED = ("4 KB", "4 MB", "64 MB", RESNET)  # with other numbers of workers and servers
 KEYS = (1, 16, 256, 1024)
-KEY = 16 * KB  # bytes of each of so many keys
+KEY = 16 * KB  # bytes of each of many keys
 TABLE, ROWS = (100_000, 128), 10_000
 
 _OURS = ("ours", "ours shm")

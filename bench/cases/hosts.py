@@ -39,7 +39,7 @@ class Link:
         return self.delay_ms > 0 or self.loss > 0
 
     def needs(self, nbytes: float) -> float:
-        """Return the seconds for so many bytes each way, to the place of the sum and back."""
+        """Return the seconds of `nbytes` each way, to the place of the sum and back."""
         return 8 * nbytes / (1e9 * self.gbit) + 2 * self.delay_ms / 1000
 
 
@@ -47,7 +47,7 @@ class Link:
 class HostsCase(DistCase):
     """A push and a pull of every key, by workers on hosts that have a server each."""
 
-    hosts: int = 2  # so many, with as many workers each
+    hosts: int = 2  # number of hosts, each with as many workers
     #: See `Link`
     gbit: float = 1.0
     delay_ms: float = 0.0

@@ -24,7 +24,7 @@ STREAMS = ("read", "write", "copy", "scale")
 class LocalCase(KeyedCase):
     """One line of the tables."""
 
-    name: str  # unique; what `--only` matches
+    name: str  # unique; `--only` matches it
     verb: str  # `pushpull` (one call), `pair` (push, then pull), `push`, `pull`, or one of `STREAMS`
     shapes: tuple[Shape, ...]  # one for each key
     k: int = 2  # values pushed to, and outs pulled from, each key

@@ -18,7 +18,7 @@ RESNET, LLAMA = "ResNet-50", "7 billion"
 
 
 def llama_7b(layers: int = 32) -> tuple[Shape, ...]:
-    """Shapes of the 291 parameters of a 7-billion-parameter transformer, or of one with fewer layers."""
+    """Return the shapes of the 291 parameters of a transformer of 7 billion, or of one with fewer layers."""
     hidden, inner, vocabulary = 4096, 11008, 32000
     shapes: list[Shape] = [(vocabulary, hidden)]
     for _ in range(layers):

@@ -21,7 +21,7 @@ Goals = dict[str, float]
 class SharedCase(KeyedCase):
     """One line of the tables."""
 
-    name: str  # unique; what `--only` matches
+    name: str  # unique; `--only` matches it
     verb: str  # `allreduce` (every array receives the sum) or `update` (push, optimizer, view of the weights)
     shapes: tuple[Shape, ...]  # one for each key
     processes: int = 2  # workers; each pushes one value to each key

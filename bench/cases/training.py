@@ -29,7 +29,7 @@ EXCHANGE = " exchange"  # suffix of a way: the exchange of a step without the st
 class TrainingCase(Case):
     """A model, and how two workers train it."""
 
-    name: str  # unique; what `--only` matches
+    name: str  # unique; `--only` matches it
     model: str  # A name of `bench.peers.training.models`
     batch: int  # examples of each worker in a step
     parameters: int  # parameters of the model
@@ -65,7 +65,7 @@ CURVES = ("gloo", "optimizer", "packed")
 class Curves(Case):
     """Losses of a small model over its steps, from several seeds, for each way of `CURVES` on two hosts."""
 
-    name: str  # unique; what `--only` matches
+    name: str  # unique; `--only` matches it
     gbit: float = 1.0  # speed of the links
     #: Steps of a training, and trainings
     steps: int = 1000

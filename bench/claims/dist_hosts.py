@@ -31,7 +31,7 @@ class DistHosts(dist.Dist):
     process = HostsGroup
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        """Add none."""
+        """Add no options."""
 
     def instead(self, options: argparse.Namespace) -> str:
         return ""

@@ -33,7 +33,7 @@ WAYS = (INIT, PUSHPULL, EACH)
 #: Rounds of a peer, and its greatest number of keys: MXNet sends each key separately, which is slow.
 ROUNDS = {"ours": 5, "mxnet": 2}
 MOST = {"mxnet": 20_000}
-#: Goals: the most seconds of a call with so many keys, and the requests a second of a call with several keys.
+#: Goals: the most seconds of a call with this number of keys, and the least requests a second.
 GOAL_KEYS, GOAL_SECONDS, GOAL_REQUESTS = 20_000, {INIT: 1.5, PUSHPULL: 0.1}, 150_000
 _BURNER = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(1_000_000))"
 
@@ -92,7 +92,7 @@ class DistKeys(Claim):
 
 
 def keys(count: int) -> DistCase:
-    """Make the case of one call with so many keys."""
+    """Make the case of one call with `count` keys."""
     peers = tuple(peer for peer in ROUNDS if count <= MOST.get(peer, count))
     return DistCase(f"{count:,} keys", ((KB // 4,),) * count, peers=peers, also=(INIT,))
 

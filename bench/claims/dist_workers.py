@@ -31,7 +31,7 @@ class DistWorkers(dist.Dist):
     picture = ""
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        """Add none."""
+        """Add no options."""
 
     def instead(self, options: argparse.Namespace) -> str:
         return ""

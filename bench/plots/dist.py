@@ -17,7 +17,7 @@ Lines = dict[str, list[plots.Point]]
 
 
 def draw(results: dict[str, Any], target: Path) -> None:
-    """Four panels: time over bytes, over keys, over workers and over servers.
+    """Draw four panels: time over bytes, over keys, over workers and over servers.
 
     Raises
     ------

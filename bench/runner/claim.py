@@ -36,7 +36,7 @@ class Claim:
         """Add the options of this claim."""
 
     def instead(self, options: argparse.Namespace) -> str:
-        """Return what to print instead of measuring."""
+        """Return a text to print instead of a measurement."""
         return ""
 
     # --------------------------------------------------------------------------------------------- cases

@@ -57,7 +57,7 @@ class LinkKind:
 
 
 def ethernet(gbits: float, latency: float = 50e-6) -> LinkKind:
-    """Return a link of so many Gbit/s."""
+    """Return a link of this number of Gbit/s."""
     return LinkKind(gbits * 1e9 / 8 * SHARE, latency)
 
 

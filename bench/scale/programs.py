@@ -92,7 +92,7 @@ def steps(specs: Sequence[KeySpec], count: int, compute: float = 0.0, closes: bo
 
 
 def control(specs: Sequence[KeySpec], idle: float) -> Program:
-    """Start, init, pass a barrier, compute for so many seconds, and close the store.
+    """Start, init, pass a barrier, compute for some seconds, and close the store.
 
     Marks: ``welcome``, ``ready``, ``passed``, ``settled`` (the scheduler is idle), ``closes``.
     """

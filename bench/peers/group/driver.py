@@ -62,7 +62,7 @@ class Group:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(kill=kind is not None)
 
-    # ------------------------------------------------------------- what groups of a claim override
+    # ------------------------------------------------------------- overridden by groups of a claim
 
     #: Names of peers that are restarted for each case, as they keep settings or memory.
     fresh: tuple[str, ...] = ()

@@ -132,5 +132,5 @@ class _Adam:
 
 
 def corrected_rate(t: int) -> float:
-    """Adam's learning rate with the bias corrections of step `t`."""
+    """Return Adam's learning rate with the bias corrections of step `t`."""
     return cases.LEARNING_RATE * math.sqrt(1 - cases.BETA2**t) / (1 - cases.BETA1**t)
