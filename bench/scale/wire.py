@@ -1,4 +1,4 @@
-"""The bytes of a message on the wire, as transport/frames.py and native/exchange.h write it."""
+"""The bytes of a message on the wire, as transport/frames.py and transport/native/exchange.h write it."""
 
 from __future__ import annotations
 
