@@ -1,7 +1,7 @@
-"""Measurements of kvstore beside its rivals; see README.md in this folder."""
+"""Measurements of kvstore and its rivals; see README.md in this folder."""
 
 from pathlib import Path
 
-#: The tree: what `bench` is imported from.
+#: The root of the source tree that contains `bench`.
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"

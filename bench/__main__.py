@@ -1,4 +1,4 @@
-"""``python -m bench CLAIM [options]``: measure kvstore beside its rivals."""
+"""``python -m bench CLAIM [options]``: measure kvstore and its rivals."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import sys
 from bench import claims
 from bench.runner import run
 
-#: What measures no speed, and has options of its own.
+#: Programs that measure no speed and have their own options.
 PROGRAMS = {"faults": "bench.faults.command", "soak": "bench.faults.soak"}
 
 
 def main(arguments: list[str]) -> int:
-    """Measure the claim that the first argument names, or run that program."""
+    """Measure the claim, or run the program, that the first argument names."""
     names = (*claims.NAMES, *PROGRAMS)
     if not arguments or arguments[0] not in names:
         print(f"usage: python -m bench {{{','.join(names)}}} [options]", file=sys.stderr)

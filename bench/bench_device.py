@@ -1,4 +1,4 @@
-"""The store on a GPU: pytest-benchmark times the host's part of a plan; peers take turns for the ratios.
+"""The store on a GPU: pytest-benchmark times the host's part of a plan; the peers take turns for the ratios.
 
 ``pytest bench/bench_device.py`` needs PyTorch and a GPU. For figures to publish: ``python -m bench device``.
 """
@@ -21,7 +21,7 @@ torch: Any = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU here", allow_module_level=True)
 
-__all__ = ["CLAIM"]  # whose tables are printed at the end
+__all__ = ["CLAIM"]  # conftest.py prints the tables of this claim at the end
 
 CASES = [case for case in all_cases() if run.has_goal(case)]
 

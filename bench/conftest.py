@@ -1,4 +1,4 @@
-"""Make `bench` importable wherever pytest is started, and what the suites have in common."""
+"""Make `bench` importable from any working directory, and define the fixtures of all suites."""
 
 import sys
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from bench.runner import machine, run, suites
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Test each of the module's `CASES`, those of one job beside the same processes."""
+    """Test each of the module's `CASES`; all cases of one job use the same processes."""
     if "peers" in metafunc.fixturenames:
         pairs = [(metafunc.module.CLAIM.job(case), case) for case in metafunc.module.CASES]
         names = [case.name for _, case in pairs]
@@ -22,7 +22,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def peers(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Hold the processes of all peers of a job."""
+    """Start the processes of all peers of a job, and end them after its last case."""
     claim = request.module.CLAIM
     together = [case for case in request.module.CASES if claim.job(case) == request.param]
     with run.running(claim, claim.settings(together)) as found:
@@ -31,7 +31,7 @@ def peers(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def measured(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
-    """Collect what was measured, and print the tables of the module's `CLAIM` at the end."""
+    """Collect the results, and print the tables of the module's `CLAIM` at the end."""
     found: list[Any] = []
     yield found
     capture: Any = request.config.pluginmanager.getplugin("capturemanager")

@@ -29,7 +29,7 @@ class Row:
 
     results: str  # name of the file in `bench/results`
     case: str  # name of the case in it
-    label: str  # what the README calls it
+    label: str  # its name in the README
     ours: str = "ours"  # our entry of the case
     limit: str = "limit"  # the entry that is a limit of the machine; empty where the case has none
     others: tuple[str, ...] = ()  # entries the best of which is shown
@@ -37,7 +37,7 @@ class Row:
 
 _MPI = ("openmpi", "mpich", "deepspeed", "gloo")
 
-#: Cases that matter most for the choice of a library, with the one in which kvstore is slower.
+#: The cases that matter most for the choice of a library, including a case in which kvstore is slower.
 ROWS = (
     Row("local", "ResNet-50 pushpull k=2", "`local`: ResNet-50, 2 gradients summed", others=("numpy",)),
     Row("local", "ResNet-50 pushpull SGD-momentum k=2", "`local`: and a step of SGD", others=("numpy",)),
@@ -61,7 +61,7 @@ ROWS = (
 
 
 def main() -> None:
-    """Rewrite what stands between the marks."""
+    """Rewrite the text between the marks."""
     files = {name: _read(RESULTS / f"{name}.json") for name in dict.fromkeys(row.results for row in ROWS)}
     put(README, readme(files))
     trained = RESULTS / "convergence.json"
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def put(page: Path, text: str) -> None:
-    """Replace what stands between the marks of a page."""
+    """Replace the text between the marks of a page."""
     changed, count = _SECTION.subn(lambda marks: marks[1] + text + marks[2], page.read_text())
     if count != 1:
         raise SystemExit(f"{page.name} has no marks for figures")
@@ -78,14 +78,14 @@ def put(page: Path, text: str) -> None:
 
 
 def guide(results: dict[str, Any]) -> str:
-    """Lay out what compression did to training."""
-    from bench.claims import convergence  # needs what the demo needs
+    """Format the effect of compression on training."""
+    from bench.claims import convergence  # needs the extra `demo`
 
     return "\n".join(convergence.tables(results, "###"))
 
 
 def readme(files: dict[str, dict[str, Any]], rows: Sequence[Row] = ROWS) -> str:
-    """Lay out the rows of the README, by results file."""
+    """Format the rows of the README, by results file."""
     machines = dict.fromkeys(results["machine"] for results in files.values())
     tables = ", ".join(f"[{name}](bench/results/{name}.md)" for name in files)
     return (
@@ -97,7 +97,7 @@ def readme(files: dict[str, dict[str, Any]], rows: Sequence[Row] = ROWS) -> str:
 
 
 def cells(row: Row, results: dict[str, Any]) -> list[str]:
-    """Lay out one row."""
+    """Format one row."""
     (case,) = (case for case in results["cases"] if case["case"] == row.case)
     seconds = case["seconds"] if "seconds" in case else _of_gpu(case, results["copy_bytes_per_second"])
     ours = _best(seconds, row.ours)

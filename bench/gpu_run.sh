@@ -4,12 +4,12 @@
 #   bench/gpu_run.sh [--wheels DIR] [--kernels DIR] [--out DIR] [--minutes N] [--python PATH] [--tests-only]
 #
 # The Python must have numpy, safetensors, cuda-core, numba-cuda, torch and pytest (with hypothesis and pytest-timeout);
-# CuPy, Triton, JAX, ml_dtypes and pytest-xdist are used where they are. What it lacks is taken from the wheels in DIR.
-# The extension of this tree is taken from a wheel of it in DIR (pip wheel --no-deps -w DIR . on a machine with the same
-# Python); where there is none, it is built, which needs a compiler and Cython. Kernels come from the folder that
-# --kernels names (python -m kvstore.kernels.cuda build DIR), or are compiled.
+# CuPy, Triton, JAX, ml_dtypes and pytest-xdist are used if installed. Missing packages are unpacked from the wheels in DIR.
+# The extension of this tree is read from a wheel of it in DIR (pip wheel --no-deps -w DIR . on a machine with the same
+# Python); without such a wheel it is built, which needs a compiler and Cython. Kernels are read from the folder
+# --kernels (python -m kvstore.kernels.cuda build DIR), or are compiled.
 #
-# Left in OUT: machine.txt, kernels.txt, tests.txt, sanitizer.txt, bench.txt, device.md, device.json. Each step has its share of the time, and the
+# Written to OUT: machine.txt, kernels.txt, tests.txt, sanitizer.txt, bench.txt, device.md, device.json. Each step has its share of the time, and the
 # script ends with the number of the steps that failed.
 set -u
 
@@ -105,12 +105,12 @@ else
     echo "no GPU can be used here" >&2
 fi
 
-# What measures the free memory of the GPU must be alone; the others share it.
+# Tests that measure the free memory of the GPU run alone; the other tests share it.
 gpu_tests() {
     timeout "$(left $((minutes * 30)))" "$python" -m pytest -c "$tree/pyproject.toml" --rootdir "$tree" \
         -p no:cacheprovider -W default -m gpu -q --durations=10 "$@" 2>&1 | tee -a "$out/tests.txt"
     case ${PIPESTATUS[0]} in
-        0 | 5) ;;  # 5: none of them is here
+        0 | 5) ;;  # 5: no such test was collected
         *) failed=$((failed + 1)) ;;
     esac
 }

@@ -48,7 +48,7 @@ def page() -> str:
             *map(_setting, definitions.STORES),
             "\n## Parameter servers\n",
             *map(_setting, definitions.SERVERS),
-            "\n## Who takes part, and where\n",
+            "\n## Roles and addresses\n",
             *map(_setting, definitions.PLACE),
             _LAUNCHERS,
             *map(_launcher, itertools.count(1), definitions.LAUNCHERS),

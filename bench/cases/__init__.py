@@ -1,1 +1,1 @@
-"""What is measured: cases, their inputs and goals, a module for each claim."""
+"""Cases, their inputs and goals: a module for each claim."""

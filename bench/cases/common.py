@@ -1,4 +1,4 @@
-"""What cases of several claims have: keys, bytes, JSON for a worker, sizes, shapes of networks, memory."""
+"""Code of the cases of several claims: keys, bytes, JSON for a worker, sizes, shapes of networks, memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Own = TypeVar("Own", bound="Case")
 
 
 class Case:
-    """One line of the tables; `name` is unique, and what ``--only`` matches."""
+    """One line of the tables; `name` is unique, and ``--only`` matches it."""
 
     name: str
 
-    #: Goals that cases of some claims have.
+    #: Goals of the cases of some claims.
     goals: Any = ()
     most_us: float = 0.0
     tail: float = 0.0
@@ -59,7 +59,7 @@ LINE = 16  # float32 in a cache line
 
 
 def memory(n: int, pages: str) -> Array:
-    """Private memory for `n` float32, on huge or on small pages."""
+    """Allocate private memory for `n` float32, on huge or on small pages."""
     raw = mmap.mmap(-1, max(4 * n, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     name = "MADV_HUGEPAGE" if pages == "huge" else "MADV_NOHUGEPAGE"
     if hasattr(mmap, name):
@@ -68,12 +68,12 @@ def memory(n: int, pages: str) -> Array:
 
 
 def padded(shapes: tuple[Shape, ...]) -> int:
-    """Count the numbers of flat memory."""
+    """Return the length of the flat memory, in numbers."""
     return sum(_lines(shape) for shape in shapes)
 
 
 def pieces(flat: Array, shapes: tuple[Shape, ...]) -> list[Array]:
-    """Cut flat memory into arrays."""
+    """Divide flat memory into arrays."""
     found, at = [], 0
     for shape in shapes:
         found.append(flat[at : at + math.prod(shape)].reshape(shape))
@@ -86,19 +86,19 @@ def _lines(shape: Shape) -> int:
 
 
 def beginning(call: int, size: int, room: int) -> int:
-    """Return where the gradients of a call begin in a pool of `room` elements, at a line of a cache.
+    """Return the offset of a call's gradients in a pool of `room` elements, aligned to a cache line.
 
-    Every call begins elsewhere: to an element its gradients are as good as independent, and residuals wander
-    as they do in training. A few gradients in turn would push each residual to one side for ever.
+    Each call has another offset, so the gradients of an element are nearly independent, and residuals vary
+    as in training. A few gradients in rotation would move each residual in one direction without end.
     """
     places = (room - size) // LINE + 1
     return call * 40_503 % places * LINE
 
 
 def triangle(rng: np.random.Generator, size: int, threshold: float) -> Array:
-    """Draw numbers below a threshold, spread like residuals after a long training.
+    """Draw numbers below a threshold, distributed like residuals after a long training.
 
-    A walk of small steps that starts anew at either threshold is spread like a triangle.
+    A random walk of small steps that restarts at zero at either threshold has a triangular distribution.
     """
     drawn = rng.random(size, np.float32)
     drawn += rng.random(size, np.float32)
@@ -108,15 +108,15 @@ def triangle(rng: np.random.Generator, size: int, threshold: float) -> Array:
 
 
 def resnet50() -> tuple[Shape, ...]:
-    """Shapes of ResNet-50's 161 parameters, 25.6 million numbers."""
-    # Not at the top: this file is also read by the workers of rivals, whose environments have no kvstore.
+    """Return the shapes of ResNet-50's 161 parameters, 25.6 million numbers."""
+    # Not at the top: workers of rivals also import this file, and their environments have no kvstore.
     from kvstore.observe.bench.key_lists import resnet50 as named
 
     return tuple(named().values())
 
 
 def bert_base() -> tuple[Shape, ...]:
-    """Shapes of BERT-base's 199 parameters, 109.5 million numbers."""
+    """Return the shapes of BERT-base's 199 parameters, 109.5 million numbers."""
     h, inner = 768, 3072
     norm: list[Shape] = [(h,), (h,)]
     shapes: list[Shape] = [(30522, h), (512, h), (2, h), *norm]

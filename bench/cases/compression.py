@@ -1,4 +1,4 @@
-"""What is measured of gradient compression: cases, their inputs, and the goal of each."""
+"""Cases of gradient compression, their inputs, and the goal of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from bench.cases.common import LINE, MB, Array, Case, beginning, triangle
 
 VALUES = 2  # of a push: one for each core of a small machine
-CHECKED = 2  # calls after the first one whose results peers are compared by
+CHECKED = 2  # further calls after the first, of which peers are compared, too
 
 _SIZES = {"4 MB": 4 * MB, "64 MB": 64 * MB}
 _BITS = {"2bit": 2, "1bit": 1}
@@ -20,14 +20,14 @@ _BITS = {"2bit": 2, "1bit": 1}
 class CompressionCase(Case):
     """One line of the tables."""
 
-    name: str  # unique; what `--only` matches
+    name: str  # unique; `--only` matches it
     #: `quantise` (one gradient and its residual to words), `dequantise` (words added to an array), or `pair`
     #: (push of `VALUES` values, each compressed, then pull into as many outs)
     verb: str
     codec: str  # `2bit` or `1bit`
     size: int  # elements of a gradient
     #: `normal`: N(0, 0.01), of which a few in ten thousand are sent at a time; `uniform`: U(-1, 1), of which
-    #: what is sent has no pattern
+    #: the sent elements have no pattern
     data: str
     threshold: float = 0.5
     #: Peer to the ratio `time of peer / time of ours` that must hold
@@ -35,12 +35,12 @@ class CompressionCase(Case):
 
     @property
     def bits(self) -> int:
-        """Bits of an element when packed."""
+        """Return the bits of a packed element."""
         return _BITS[self.codec]
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of a packed gradient: whole words of 32 bits."""
+        """Return the bytes of a packed gradient: whole words of 32 bits."""
         return 4 * -(-self.size * self.bits // 32)
 
 
@@ -49,22 +49,22 @@ class CompressionCase(Case):
 
 @dataclass
 class Inputs:
-    """Numbers of a case, the same for every peer."""
+    """The numbers of a case, equal for all peers."""
 
     size: int
-    #: What each value pushes at first. All of it is below the threshold, so that 2bit keeps it all: from then
-    #: on the residuals are as after a long training.
+    #: The first push of each value. All elements are below the threshold, so 2bit keeps them as residuals:
+    #: these are then as after a long training.
     first: list[Array]
-    pools: list[Array]  # where the further gradients of each value are cut from
+    pools: list[Array]  # the pool of the later gradients of each value
 
     def gradients(self, call: int) -> list[Array]:
-        """Cut the gradient of each value."""
+        """Return the gradient of each value, a view of the pool."""
         start = beginning(call, self.size, len(self.pools[0]))
         return [pool[start : start + self.size] for pool in self.pools]
 
 
 def inputs(case: CompressionCase) -> Inputs:
-    """Make the numbers of a case, every page touched."""
+    """Make the numbers of a case, and touch each page."""
     room = case.size + max(case.size // 2, 64 * LINE)
     first, pools = [], []
     for value in range(VALUES):
@@ -97,7 +97,7 @@ _DEQUANTISE: dict[str, Goals] = {"normal": {"mxnet": 7.0}, "uniform": {"mxnet": 
 
 
 def all_cases() -> list[CompressionCase]:
-    """Every case, in the order of the tables."""
+    """Return all cases, in the order of the tables."""
     return [
         *_kernels("quantise", "quantise", _QUANTISE),
         *_kernels("dequantise + add", "dequantise", _DEQUANTISE),
@@ -106,7 +106,7 @@ def all_cases() -> list[CompressionCase]:
 
 
 def _kernels(name: str, verb: str, goals: dict[str, Goals]) -> Iterator[CompressionCase]:
-    """Goals are for the 2bit codec at 64 MB."""
+    """Return the goals: only the 2bit codec at 64 MB has some."""
     for codec in _BITS:
         for size in _SIZES:
             for data in _NAMES:

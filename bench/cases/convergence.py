@@ -1,4 +1,4 @@
-"""What is trained to see what compression does: two tasks on scikit-learn's digits, and every codec."""
+"""Trainings that show the effect of compression: two tasks on scikit-learn's digits, and each codec."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvstore.launch.demo.network import Array, Labels, Tensors
 
 
 class Batch(NamedTuple):
-    """Examples, and the class of each."""
+    """Examples and their classes."""
 
     examples: Array
     labels: Labels
@@ -39,7 +39,7 @@ class Task(Protocol):
 
 
 class Digits:
-    """The task of ``kvstore demo``, with its settings: which digit is this? One hidden layer."""
+    """The task of ``kvstore demo``, with its settings: classify a digit with one hidden layer."""
 
     name = "digits"
     epochs, batch, learning_rate = 30, 64, 0.1
@@ -64,11 +64,11 @@ class Digits:
 
 
 class Sums:
-    """What is the last digit of the sum of two digits, side by side.
+    """Classify pairs of digits by the last digit of their sum.
 
-    Nobody tells the network which digits it sees. It has to read both with the same layer, and to find out by
-    itself how one adds modulo ten; the classes have no order that would help. The test's digits are ones that
-    it has never seen.
+    The labels do not contain the two digits. The network must read both with the same layer, and must learn
+    addition modulo ten from the classes, whose order does not help. The images of the test set are not in
+    the training set.
     """
 
     name = "sums of two digits"
@@ -120,12 +120,12 @@ def _pairs(random: np.random.Generator, images: Array, labels: Labels, count: in
 
 
 def _images(pairs: Array) -> Array:
-    """Take pairs apart: two rows for each."""
+    """Split pairs into two rows each."""
     return pairs.reshape(-1, pairs.shape[-1])
 
 
 def _forward(weights: Tensors, pairs: Array) -> list[Array]:
-    """Features of each image, both hidden layers, logits."""
+    """Return the features of each image, both hidden layers, and the logits."""
     found = [np.maximum(_images(pairs) @ weights["read.weight"] + weights["read.bias"], 0)]
     value = found[0].reshape(len(pairs), -1)
     for name in ("add1", "add2"):
@@ -155,7 +155,7 @@ MULTIPLES = (1.0, 3.0, 10.0, 30.0, 100.0)
 
 @dataclass(frozen=True)
 class Recipe:
-    """How gradients are sent."""
+    """The codec and scale with which gradients are sent."""
 
     codec: str  # `none`, or a codec's name
     #: For 2bit the threshold, for 1bit the unit that +1 and -1 stand for, in multiples of the gradients' root
@@ -167,17 +167,17 @@ class Recipe:
         return f"{self.codec}, {self.multiple:g} RMS" if self.multiple else self.codec
 
     def params(self, rms: float) -> dict[str, Any]:
-        """Parameters of `set_gradient_compression`. 1bit sends +1 above zero, -1 otherwise."""
+        """Return the parameters of `set_gradient_compression`. 1bit sends +1 above zero, -1 otherwise."""
         if self.codec == "2bit":
             return {"type": "2bit", "threshold": self.multiple * rms}
         return {"type": self.codec, **({"threshold": 0.0} if self.codec == "1bit" else {})}
 
     def unit(self, rms: float) -> float:
-        """Size that gradients are divided by before the push, and the optimizer multiplies sums with."""
+        """Return the divisor of gradients before the push, by which the optimizer multiplies the sums."""
         return self.multiple * rms if self.codec == "1bit" else 1.0
 
 
 def recipes() -> list[Recipe]:
-    """Every way to send, in the order of the tables."""
+    """Return all recipes, in the order of the tables."""
     coarse = [Recipe(codec, multiple) for codec in ("2bit", "1bit") for multiple in MULTIPLES]
     return [Recipe("none"), Recipe("fp16"), Recipe("bf16"), *coarse]

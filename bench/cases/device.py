@@ -1,4 +1,4 @@
-"""What is measured on a GPU: cases, the bytes that each must move, and its goals."""
+"""Cases of the `device` store on a GPU, the bytes that each must move, and its goals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESNET = tuple(math.prod(shape) for shape in resnet50())
 class DeviceCase(Case):
     """One line of the tables."""
 
-    name: str  # unique; what `--only` matches
+    name: str  # unique; `--only` matches it
     #: `sum`; `update` (sum, then SGD with momentum); `compress` (2-bit quantise, decode and sum in one call);
     #: `quantise` and `dequantise` (the kernels by themselves)
     op: str
@@ -28,21 +28,21 @@ class DeviceCase(Case):
     share: float = 0.0  # goal: at least this share of the rate at which the GPU copies memory; 0 for none
     #: Peer to the ratio `time of peer / time of ours` that must hold
     goals: dict[str, float] = field(default_factory=dict)
-    most_us: float = 0.0  # goal: at most so many microseconds of the host for a call; 0 for none
+    most_us: float = 0.0  # goal: the most microseconds of the host for a call; 0 for none
 
     @property
     def elements(self) -> int:
-        """Elements of all keys."""
+        """Return the number of elements of all keys."""
         return sum(self.sizes)
 
     @property
     def nbytes(self) -> float:
-        """Bytes that must be moved."""
+        """Return the number of bytes that the case must move."""
         return self.bytes_each * self.elements
 
 
 def all_cases(large: int = LARGE, resnet: tuple[int, ...] = RESNET) -> Iterator[DeviceCase]:
-    """List the cases, with other sizes for a trial."""
+    """Return the cases, with other sizes for a trial."""
     one = (large,)
     for k in (2, 4, 8):
         yield DeviceCase(f"sum k={k} 256 MiB", "sum", one, k, bytes_each=4 * (k + 1), share=0.9)

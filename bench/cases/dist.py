@@ -25,15 +25,15 @@ from bench.cases.common import (
     triangle,
 )
 
-#: So large that what an update changed is seen beside the weights.
+#: Large enough that the change by an update is visible in float32 weights.
 LEARNING_RATE = 0.1
 THRESHOLD = 0.5
 DEVIATION = 0.01
 
-#: Ways to call that only cases about the cost of a key have.
+#: Ways to call that only the cases about the cost of a key have.
 INIT, EACH = "init", "pushpull, a call for each key"
 
-#: Ends the name of a column in which push and pull are two calls.
+#: Suffix of the name of a column in which push and pull are two calls.
 APART = " apart"
 
 
@@ -41,15 +41,15 @@ APART = " apart"
 class Entry:
     """One way to run one peer."""
 
-    engine: str  # which code does it; several entries may share it
-    label: str  # what the tables call it
+    engine: str  # the peer's code; several entries may share it
+    label: str  # its name in the tables
     transport: str = "tcp"  # `tcp` over loopback, or `ipc` (unix sockets)
     shm: bool = False  # payloads between processes of one host are in shared memory
     codec: str = ""  # `2bit`, or none
     secure: bool = False  # CURVE on every link
-    hot: bool = False  # of the arrays only one block is used, which stays in a cache
+    hot: bool = False  # only one block of the arrays is used; it stays in a cache
     homes: bool = False  # gradients are written to arrays of `KVStore.empty`, where the sums are written
-    unpaced: bool = False  # its connections have reno as their congestion control, as ours within a host have
+    unpaced: bool = False  # its connections use reno congestion control, as kvstore's within a host do
     hierarchy: str = "flat"  # `host`: the workers of a host sum there first; `flat`: each sends its own
 
 
@@ -95,9 +95,9 @@ ENTRIES = {
 
 @dataclass(frozen=True)
 class Goal:
-    """What is to hold of the entry `own` beside the entry `peer`, in the median of the rounds.
+    """The required ratio between the entries `own` and `peer`, in the median of the rounds.
 
-    One call is compared with one call, and two with two, where the peer has both.
+    Where the peer has both, one call is compared with one call, and two calls with two.
     """
 
     #: Names of `ENTRIES`
@@ -105,41 +105,41 @@ class Goal:
     peer: str
     least: float = 0.0  # least ratio of the peer's time to ours; 0 for no such goal
     most: float = 0.0  # greatest ratio of our time to the peer's; 0 for no such goal
-    of: str = "seconds"  # what is compared: `seconds`, or `cpu`, the processor seconds
+    of: str = "seconds"  # the compared figure: `seconds`, or `cpu`, the processor seconds
 
 
 @dataclass(frozen=True)
 class DistCase(KeyedCase):
     """One block of the tables: a push and a pull of every key, by every worker."""
 
-    name: str  # unique; what `--only` matches
+    name: str  # unique; `--only` matches it
     shapes: tuple[Shape, ...]  # one for each key
-    #: Processes of the job, beside its scheduler
+    #: Processes of the job, without its scheduler
     workers: int = 2
     servers: int = 1
     mode: str = "sync"  # `sync` or `async`
     update: str = ""  # `""`, `sgd` or `sgd_momentum` on the servers
     rows: int = 0  # row-sparse if positive: rows that a worker pushes, and then pulls
     peers: tuple[str, ...] = ()  # names of `ENTRIES`
-    goals: tuple[Goal, ...] = field(default=())  # what is to hold
-    #: Further ways to call: `INIT`, of so many new keys; `EACH`, a pushpull for each key
+    goals: tuple[Goal, ...] = field(default=())  # ratios to reach
+    #: Further ways to call: `INIT`, of as many new keys; `EACH`, a pushpull for each key
     also: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
-        """Payload of one worker: what it pushes."""
+        """Return the bytes that one worker pushes."""
         if self.rows:
             return 4 * self.rows * math.prod(self.shapes[0][1:])
         return super().nbytes
 
     @property
     def job(self) -> tuple[int, int, str, str, bool]:
-        """Cases of one job can be done by the same processes."""
+        """Return a key of the job: cases with equal keys can use the same processes."""
         return self.workers, self.servers, self.mode, self.update, bool(self.rows)
 
     @property
     def compressed(self) -> bool:
-        """Whether the case is about compression; the others of its peers are there to compare with."""
+        """Return whether the case is about compression; its other peers are only compared with."""
         return any(ENTRIES[peer].codec for peer in self.peers)
 
     @classmethod
@@ -152,10 +152,10 @@ class DistCase(KeyedCase):
 
 
 class Inputs:
-    """One worker's arrays by key: views of flat memory, each on a cache line of its own.
+    """One worker's arrays by key: views of flat memory, each aligned to a cache line.
 
-    Weights are the same for all workers. Gradients are N(0, 0.01), and others in every call, as in training:
-    a cut of a longer array that begins elsewhere each time.
+    Weights are equal on all workers. Gradients are N(0, 0.01) and differ in each call, as in training:
+    a view of a longer array with another offset each time.
     """
 
     def __init__(self, case: DistCase, rank: int) -> None:
@@ -171,21 +171,21 @@ class Inputs:
         self.write(self.gradients(0))
 
     def weights(self) -> list[Array]:
-        """Make what every worker has at first."""
+        """Make the first values, equal on all workers."""
         flat = _normal(padded(self._shapes), [13])
         return pieces(flat, self._shapes)
 
     def seeds(self) -> list[Array]:
-        """Make gradients below the threshold, after which residuals are as after a long training."""
+        """Make gradients below the threshold; after their push residuals are as after a long training."""
         return pieces(triangle(np.random.default_rng(17), self.flat.size, THRESHOLD), self._shapes)
 
     def gradients(self, call: int) -> list[Array]:
-        """Cut the gradients of a call."""
+        """Return the gradients of a call, views of the pool."""
         start = beginning(call, self.flat.size, self._pool.size)
         return pieces(self._pool[start : start + self.flat.size], self._shapes)
 
     def write(self, gradients: list[Array]) -> None:
-        """Let the values be these gradients."""
+        """Copy these gradients into the values."""
         for value, gradient in zip(self.values, gradients, strict=True):
             np.copyto(value, gradient)
 
@@ -199,9 +199,9 @@ def _normal(size: int, seed: list[int]) -> Array:
 
 @dataclass
 class SparseInputs:
-    """A table, the same for all workers, and one worker's rows with their ids (sorted, unique).
+    """A table, equal on all workers, and one worker's rows with their ids (sorted, unique).
 
-    Peers are compared by what became of the rows `compared`, which are the same for all workers.
+    The result of the rows `compared`, equal on all workers, is compared between peers.
     """
 
     table: Array
@@ -230,7 +230,7 @@ SIZES = {"4 KB": 4 * KB, "256 KB": 256 * KB, "4 MB": 4 * MB, "64 MB": 64 * MB}
 RESNET = "ResNet-50"
 SCALED = ("4 KB", "4 MB", "64 MB", RESNET)  # with other numbers of workers and servers
 KEYS = (1, 16, 256, 1024)
-KEY = 16 * KB  # bytes of each of so many keys
+KEY = 16 * KB  # bytes of each of many keys
 TABLE, ROWS = (100_000, 128), 10_000
 
 _OURS = ("ours", "ours shm")
@@ -238,10 +238,10 @@ _WIRE = ("ours", "mxnet", "gloo", "zmq", "zmq-c", "sum", "floor", "floor reno")
 _IPC = ("ours ipc", "mxnet ipc", "zmq ipc", "floor ipc")
 _CURVE = ("ours curve", "zmq curve")
 _SHM = ("ours shm", "ours home", "memcpy", "memcpy-sum", "memcpy-server")
-#: Beside a limit that only moves the bytes, those that sum them, too.
+#: A limit that only moves the bytes, and limits that also sum them.
 _SUMMING = {"floor": ("sum",), "memcpy": ("memcpy-sum", "memcpy-server")}
 
-#: Two workers, one server: the limit, its share to be reached, how many times as long MXNet and gloo take.
+#: Two workers, one server: the limit, the share of it to reach, and the least ratios of MXNet and gloo.
 _WIRE_GOALS = {
     "4 KB": ("zmq-c", 0.5, 2.5, 3.0),
     "256 KB": ("floor", 0.5, 1.6, 1.5),
@@ -257,7 +257,7 @@ _SHM_GOALS = {
 
 
 def _goals(size: str) -> tuple[Goal, ...]:
-    """Say what is to hold of plain sums."""
+    """Yield the goals of plain sums."""
     found = []
     for own, goals in (("ours", _WIRE_GOALS), ("ours shm", _SHM_GOALS)):
         if size in goals:
@@ -274,7 +274,7 @@ def _no_more_cpu(own: str = "ours", peer: str = "mxnet") -> Goal:
 
 
 def all_cases() -> list[DistCase]:
-    """Every case, in the order of the tables."""
+    """Yield all cases, in the order of the tables."""
     return [*_sums(), *_updates(), *_sparse(), *_compressed(), *_keys(), *_scaling()]
 
 
@@ -288,7 +288,7 @@ def _job(workers: int, servers: int) -> str:
 
 
 def _sums() -> Iterator[DistCase]:
-    """Two workers and one server, with all peers."""
+    """Yield sums of two workers and one server, with all peers."""
     for size in (*SIZES, RESNET):
         peers = (*_WIRE, *_IPC, *(_CURVE if size != RESNET else ()), *_SHM)
         if size == "64 MB":
@@ -310,9 +310,9 @@ def _updates() -> Iterator[DistCase]:
 
 
 def _sparse() -> Iterator[DistCase]:
-    """Push, then row_sparse_pull of the same rows.
+    """Yield pushes, each followed by row_sparse_pull of the same rows.
 
-    Without an optimizer MXNet's server keeps the pushed rows alone, and reads others past their end.
+    Without an optimizer MXNet's server keeps only the pushed rows, and reads other rows beyond their end.
     """
     name = f"{_job(2, 1)}: row-sparse {TABLE[0]:,} x {TABLE[1]}, {ROWS:,} rows, SGD on the server"
     goals = (Goal("ours", "mxnet", 3), _no_more_cpu())
@@ -334,7 +334,7 @@ def _compressed() -> Iterator[DistCase]:
 
 
 def _keys() -> Iterator[DistCase]:
-    """Cost of a key."""
+    """Yield cases of the cost of a key."""
     for keys in KEYS:
         shapes = ((KEY // 4,),) * keys
         name = f"{_job(2, 1)}: {keys} key{'s' if keys > 1 else ''} of 16 KB"
@@ -342,7 +342,7 @@ def _keys() -> Iterator[DistCase]:
 
 
 def _scaling() -> Iterator[DistCase]:
-    """Other numbers of workers and servers."""
+    """Yield other numbers of workers and servers."""
     for servers in (1, 2):
         for workers in (1, 2, 4):
             if (workers, servers) == (2, 1):

@@ -1,4 +1,4 @@
-"""What is measured between hosts whose links have a speed, a delay and losses."""
+"""Cases between hosts with links of a given speed, delay and loss."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from bench.cases.dist import RESNET, DistCase, shapes_of
 
 #: All peers, in the order of the tables; payloads within a host are in shared memory.
 PEERS = ("ours flat", "ours host", "gloo", "openmpi", "mpich", "mxnet", "cross", "cross reno", "cross-sum")
-#: A server in C that sums, on each host of one worker: what a parameter server cannot be faster than.
+#: A server in C that sums, on each host of one worker: a lower limit of the time of a parameter server.
 SUM = "sum"
 PACKED = ("ours host 2bit", "ours by hosts 2bit")
 
-#: Large arrays of many workers leave memory for one rival at a time: ours is measured with each of them.
+#: Large arrays of many workers leave memory for one rival: kvstore is measured with each rival separately.
 CROWD, LARGE = 16, ("64 MB", RESNET)
-#: Small ones are measured so as well: some 200 processes that rest disturb those that do not.
+#: So are small arrays: about 200 waiting processes disturb the processes that work.
 SMALL, LIMITS = "4 KB", ("cross", "cross reno", "cross-sum")
 RIVALS = {"gloo": "gloo", "openmpi": "Open MPI", "mpich": "MPICH"}
 
@@ -26,20 +26,20 @@ HOSTS, WORKERS, GBIT, DELAYS, LOSSES = (2, 4), (1, 4), (1.0, 10.0), (0.0, 0.05, 
 
 @dataclass(frozen=True)
 class Link:
-    """What joins a host to the switch."""
+    """The link between a host and the switch."""
 
     gbit: float  # bits of Ethernet frames, each way, in 10^9 a second
-    #: From host to host, one way, in milliseconds; 0: none beside what the devices have of themselves
+    #: From host to host, one way, in milliseconds; 0: only the delay of the devices
     delay_ms: float = 0.0
     loss: float = 0.0  # share of the frames that are lost
 
     @property
     def relayed(self) -> bool:
-        """Whether a process must relay, as the kernel can only limit the speed."""
+        """Return whether a process must relay, as the kernel can only limit the speed."""
         return self.delay_ms > 0 or self.loss > 0
 
     def needs(self, nbytes: float) -> float:
-        """Seconds for so many bytes each way, to where they are summed and back."""
+        """Return the seconds of `nbytes` each way, to the place of the sum and back."""
         return 8 * nbytes / (1e9 * self.gbit) + 2 * self.delay_ms / 1000
 
 
@@ -47,15 +47,15 @@ class Link:
 class HostsCase(DistCase):
     """A push and a pull of every key, by workers on hosts that have a server each."""
 
-    hosts: int = 2  # so many, with as many workers each
-    #: What their links are like; see `Link`
+    hosts: int = 2  # number of hosts, each with as many workers
+    #: See `Link`
     gbit: float = 1.0
     delay_ms: float = 0.0
     loss: float = 0.0
     beside: str = ""  # the only rival, if there is memory for no more
 
     def to_json(self) -> dict[str, Any]:
-        """Say what a worker has to know: nothing of links, and no peer beside which sums are not exact."""
+        """Return the fields that a worker needs: no links, and only peers with exact sums."""
         known = {one.name for one in fields(DistCase)}
         return {name: value for name, value in asdict(self).items() if name in known} | {"peers": PEERS}
 
@@ -69,17 +69,17 @@ class HostsCase(DistCase):
 
     @property
     def crossing(self) -> float:
-        """Bytes that a host has to send, and to receive, where it sums first: as many as a ring's."""
+        """Return the bytes that a host must send, and receive, if it sums first: as many as in a ring."""
         return 2 * (self.hosts - 1) / self.hosts * self.nbytes
 
     @property
     def needed(self) -> float:
-        """Seconds that the wire needs."""
+        """Return the seconds that the wire needs."""
         return self.link.needs(self.crossing)
 
 
 def all_cases() -> Iterator[HostsCase]:
-    """Make every case, in the order of the tables."""
+    """Make all cases, in the order of the tables."""
     for loss in LOSSES:
         for delay in DELAYS:
             for hosts in HOSTS:

@@ -1,4 +1,4 @@
-"""What is measured: cases, their inputs, and the goal of each."""
+"""Cases of the store in one process, their inputs, and the goal of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 1e-4, 0.9, 1e-4
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
-#: Verbs that only the compiled limit knows: bare passes over memory.
+#: Verbs of the compiled limit alone: bare passes over memory.
 STREAMS = ("read", "write", "copy", "scale")
 
 
@@ -24,7 +24,7 @@ STREAMS = ("read", "write", "copy", "scale")
 class LocalCase(KeyedCase):
     """One line of the tables."""
 
-    name: str  # unique; what `--only` matches
+    name: str  # unique; `--only` matches it
     verb: str  # `pushpull` (one call), `pair` (push, then pull), `push`, `pull`, or one of `STREAMS`
     shapes: tuple[Shape, ...]  # one for each key
     k: int = 2  # values pushed to, and outs pulled from, each key
@@ -33,7 +33,7 @@ class LocalCase(KeyedCase):
     rows: int = 0  # row-sparse if positive: stored rows of each value
     #: Peer to the ratio `time of peer / time of ours` that must hold
     goals: dict[str, float] = field(default_factory=dict)
-    most_us: float = 0.0  # ours must take no more than that, in microseconds; 0 for no such goal
+    most_us: float = 0.0  # the most microseconds that kvstore may need; 0 for no such goal
 
 
 # ------------------------------------------------------------------------------------------------ inputs
@@ -49,7 +49,7 @@ class Inputs:
 
 
 def inputs(case: LocalCase) -> Inputs:
-    """Make the arrays of a dense case: the same numbers for every peer, every page touched."""
+    """Make the arrays of a dense case: equal numbers for all peers, each page touched."""
     rng = np.random.default_rng(7)
     base = rng.random(case.nbytes // 4, np.float32) - np.float32(0.5)
     factors = [_factor(case, j) for j in range(case.k)]
@@ -63,9 +63,9 @@ def inputs(case: LocalCase) -> Inputs:
 
 
 def _factor(case: LocalCase, j: int) -> float:
-    """Values that are summed in place grow with every call and end at infinity, which costs no time.
+    """Return a factor for values that are summed in place: they grow to infinity, which costs no time.
 
-    They must not cancel out: some machines write zeros three times as fast as anything else.
+    They must not cancel: some machines write zeros three times as fast as other numbers.
     """
     return (1 + j) * (1e-30 if case.in_place and not case.update else 0.01)
 
@@ -112,12 +112,12 @@ _OPTIMIZERS = {"sgd_momentum": "SGD-momentum", "adam": "Adam"}
 
 
 def all_cases() -> list[LocalCase]:
-    """Every case, in the order of the tables."""
+    """Yield all cases, in the order of the tables."""
     return [*_plain(), *_apart(), *_updates(), *_resnet(), *_sparse()]
 
 
 def streams() -> list[LocalCase]:
-    """Bare passes over 64 MB arrays: what the memory allows."""
+    """Yield bare passes over 64 MB arrays: the bandwidth of the memory."""
     shape = ((64 * MB // 4,),)
     return [LocalCase(f"stream {verb} 64 MB", verb, shape, k=1) for verb in STREAMS]
 

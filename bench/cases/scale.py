@@ -1,4 +1,4 @@
-"""What is simulated: sets of keys, jobs, and what happens to them."""
+"""Simulated cases: sets of keys, jobs, and losses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bench.cases.common import KB, MB, Case, Shape, resnet50
 from bench.scale.real import RealCase
 
-#: The size that all figures are about.
+#: The size of the bytes in all figures.
 WORKERS, SERVERS, PER_HOST = 1024, 64, 8
 GBITS = 10
 TWO_BIT = 1  # of kernels/codecs.h
@@ -18,7 +18,7 @@ RESNET, LLAMA = "ResNet-50", "7 billion"
 
 
 def llama_7b(layers: int = 32) -> tuple[Shape, ...]:
-    """Shapes of the 291 parameters of a 7-billion-parameter transformer, or of one with fewer layers."""
+    """Return the shapes of the 291 parameters of a transformer of 7 billion, or of one with fewer layers."""
     hidden, inner, vocabulary = 4096, 11008, 32000
     shapes: list[Shape] = [(vocabulary, hidden)]
     for _ in range(layers):
@@ -67,21 +67,21 @@ class StepCase(ScaleCase):
     workers: int = WORKERS
     servers: int = SERVERS
     per_host: int = PER_HOST
-    by_host: bool = False  # each host sums first, and sends once
+    by_host: bool = False  # each host sums first and sends one part
     gbits: float = GBITS
     mode: str = "sync"
     codec: str = ""
     slice_bytes: int = MB
     credit: int = 32 * MB
-    slow: float = 1.0  # how many times slower one worker's process and link are than the others
+    slow: float = 1.0  # the factor by which one worker's process and link are slower
     steps: int = 2
-    #: Two smaller sets of the same kind: these are simulated, and for each byte more as much time is added.
+    #: Two smaller sets of the same kind: these are simulated, and the time is extrapolated by bytes.
     parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class TrainingCase(ScaleCase):
-    """Steps of a network whose gradients arrive in turn, last layer first, with a call for each key."""
+    """Steps of a network with a call for each key; gradients arrive in turn, last layer first."""
 
     keys: str
     workers: int
@@ -116,7 +116,7 @@ class LossCase(ScaleCase):
 
 @dataclass(frozen=True)
 class CheckCase(ScaleCase):
-    """A real job of this machine, the middle one of so many `runs`, beside a simulated one."""
+    """A real job of this machine, the median of `runs`, compared with a simulated job."""
 
     real: RealCase
     runs: int = 3
@@ -124,7 +124,7 @@ class CheckCase(ScaleCase):
 
 @dataclass(frozen=True)
 class ExactCase(ScaleCase):
-    """A whole model beside what two parts of it say of it."""
+    """A whole model compared with the extrapolation from two parts of it."""
 
     keys: str
     parts: tuple[str, ...]

@@ -21,7 +21,7 @@ Goals = dict[str, float]
 class SharedCase(KeyedCase):
     """One line of the tables."""
 
-    name: str  # unique; what `--only` matches
+    name: str  # unique; `--only` matches it
     verb: str  # `allreduce` (every array receives the sum) or `update` (push, optimizer, view of the weights)
     shapes: tuple[Shape, ...]  # one for each key
     processes: int = 2  # workers; each pushes one value to each key
@@ -32,14 +32,14 @@ class SharedCase(KeyedCase):
     update: str = ""  # `""`, `sgd_momentum` or `adam`
     #: `spin` or `block`: a chain of calls without barriers, and how our store waits. Else `""`.
     wait: str = ""
-    peers: tuple[str, ...] = ()  # peers beside ours
-    #: Peer, or several with `|` of which the best counts, to the ratio `time of peer / time of ours`
+    peers: tuple[str, ...] = ()  # peers without kvstore
+    #: Peer, or several with `|` of which the fastest counts, to the ratio `time of peer / time of ours`
     goals: Goals = field(default_factory=dict)
-    tail: float = 0.0  # our 99th percentile is to be at most so many times our median; 0 for no such goal
+    tail: float = 0.0  # the greatest ratio of kvstore's 99th percentile to its median; 0 for no such goal
 
     @property
     def links(self) -> int:
-        """Calls of a chain between two rescalings: each multiplies the values by the number of processes."""
+        """Return the calls of a chain between two rescalings; each multiplies the values by `processes`."""
         return int(100 / math.log2(self.processes)) if self.wait else 1
 
 
@@ -48,7 +48,7 @@ class SharedCase(KeyedCase):
 
 @dataclass
 class Inputs:
-    """One worker's arrays by key: views of flat memory, each on a cache line of its own."""
+    """One worker's arrays by key: views of flat memory, each aligned to a cache line."""
 
     weights: list[Array]
     values: list[Array]
@@ -57,9 +57,9 @@ class Inputs:
 
 
 def inputs(case: SharedCase, rank: int) -> Inputs:
-    """Make a worker's arrays, every page of the values touched, which differ by a factor.
+    """Make a worker's arrays and touch each page; the workers' values differ by a factor.
 
-    Weights are the same for all; where they are only there to be replaced by sums, they are zeros.
+    Weights are equal on all workers; where sums replace them, they are zeros.
     """
     flat = memory(padded(case.shapes), case.pages)
     np.random.default_rng(7).random(dtype=np.float32, out=flat)
@@ -91,7 +91,7 @@ _PRIVATE: dict[tuple[int, str], Goals] = {
 
 
 def all_cases(workers: tuple[int, ...] = (2, 4)) -> list[SharedCase]:
-    """Every case, in the order of the tables."""
+    """Yield all cases, in the order of the tables."""
     return [case for n in workers for part in (_latency, _sums, _updates) for case in part(n)]
 
 
@@ -126,7 +126,7 @@ def _sums(n: int) -> Iterator[SharedCase]:
 
 
 def _payloads(n: int) -> Iterator[tuple[str, tuple[Shape, ...]]]:
-    """Name the sizes; BERT in four processes of every peer would need more memory than many machines have."""
+    """Return the sizes; BERT in four processes of each peer needs more memory than many machines have."""
     for size, nbytes in SIZES.items():
         yield size, ((nbytes // 4,),)
     yield "ResNet-50", resnet50()

@@ -1,4 +1,4 @@
-"""What is measured of training in PyTorch: models, batches, and where the workers are."""
+"""Cases of training in PyTorch: models, batches, and the hosts of the workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from bench.cases.common import Case
 from bench.cases.hosts import Link
 
-#: Ways to train, as the tables have them.
+#: Ways to train, in the order of the tables.
 WAYS = {
     "alone": "no exchange",
     "gloo": "DDP, gloo",
@@ -20,20 +20,20 @@ WAYS = {
     "packed": "DistributedOptimizer, 2bit",
     "bare": "bare C",
 }
-#: Those that exchange the same gradients without a loss.
+#: Ways that exchange the same gradients exactly.
 EXACT = ("gloo", "hook", "optimizer", "store", "bare")
-EXCHANGE = " exchange"  # behind a way: what it exchanges in a step, and no step
+EXCHANGE = " exchange"  # suffix of a way: the exchange of a step without the step
 
 
 @dataclass(frozen=True)
 class TrainingCase(Case):
     """A model, and how two workers train it."""
 
-    name: str  # unique; what `--only` matches
+    name: str  # unique; `--only` matches it
     model: str  # A name of `bench.peers.training.models`
     batch: int  # examples of each worker in a step
-    parameters: int  # numbers that the model has
-    hosts: int = 1  # 1: both workers are on one. 2: each has a worker and a server.
+    parameters: int  # parameters of the model
+    hosts: int = 1  # 1: both workers are on one host. 2: each host has a worker and a server.
     gbit: float = 0.0  # speed of the links between hosts
 
     @property
@@ -42,22 +42,22 @@ class TrainingCase(Case):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the gradients of a worker."""
+        """Return the bytes of the gradients of a worker."""
         return 4 * self.parameters
 
     @property
     def needed(self) -> float:
-        """Seconds that the wire needs: each of two hosts sends, and receives, as much as the model has."""
+        """Return the seconds that the wire needs; each of two hosts sends and receives the whole model."""
         return link(self).needs(self.nbytes) if self.hosts > 1 else 0.0
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """Ways of this case: compression is for links between hosts, and the way in C is for one host."""
+        """Return the ways of this case: 2bit only between hosts, and the way in C only on one host."""
         left_out = "packed" if self.hosts == 1 else "bare"
         return tuple(way for way in WAYS if way != left_out)
 
 
-#: Ways whose losses are compared.
+#: The ways with compared losses.
 CURVES = ("gloo", "optimizer", "packed")
 
 
@@ -65,15 +65,15 @@ CURVES = ("gloo", "optimizer", "packed")
 class Curves(Case):
     """Losses of a small model over its steps, from several seeds, for each way of `CURVES` on two hosts."""
 
-    name: str  # unique; what `--only` matches
+    name: str  # unique; `--only` matches it
     gbit: float = 1.0  # speed of the links
     #: Steps of a training, and trainings
     steps: int = 1000
     seeds: int = 5
-    every: int = 25  # steps whose mean loss is kept
+    every: int = 25  # number of steps in a mean loss
     batch: int = 32  # examples of each worker in a step
     rate: float = 0.03  # the highest learning rate
-    warm: int = 50  # steps until it is reached; then it falls to nothing, as a cosine does
+    warm: int = 50  # steps until it is reached; then it falls to zero as a cosine
     multiple: float = 3.0  # 2bit's threshold, in multiples of the first gradients' root mean square
 
     @property
@@ -90,13 +90,13 @@ LOSSES = Curves("2 hosts x 1, 1 Gbit/s: loss over 1,000 steps")
 
 
 def link(case: TrainingCase | Curves) -> Link:
-    """Return what joins the hosts of a case."""
+    """Return the link between the hosts of a case."""
     return Link(case.gbit)
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model, the batch of a worker, and what the tables say of it."""
+    """A model, the batch of a worker, and its description in the tables."""
 
     name: str
     batch: int

@@ -6,7 +6,7 @@ import importlib
 
 from bench.runner.claim import Claim
 
-#: What ``python -m bench`` measures.
+#: The claims of ``python -m bench``.
 NAMES = (
     *("local", "shared", "compression", "convergence"),
     *("many-keys", "dist", "dist-keys", "dist-workers", "dist-hosts", "hosts"),
@@ -15,6 +15,6 @@ NAMES = (
 
 
 def find(name: str) -> Claim:
-    """Import a claim by its name; each needs other packages."""
+    """Import a claim by its name; each claim needs different packages."""
     claim: Claim = importlib.import_module(f"bench.claims.{name.replace('-', '_')}").CLAIM
     return claim

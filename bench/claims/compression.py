@@ -1,4 +1,4 @@
-"""Ratios of gradient compression on the CPU to its rivals, measured in turns."""
+"""Ratios of gradient compression on the CPU to its rivals, measured in turn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PEERS = {peer: local.PEERS[peer] for peer in ("limit", "numpy", "mxnet")}
 
 
 class Compression(Claim):
-    name, title = "compression", "Gradient compression on the CPU, beside its rivals"
+    name, title = "compression", "Gradient compression on the CPU, compared with its rivals"
     what = "float32 gradients, threshold 0.5"
     times = (
         ". MXNet's times of *quantise* and *dequantise* are those of its operators alone, as all cores "
@@ -28,7 +28,7 @@ class Compression(Claim):
         return cases.all_cases()
 
     def settings(self, cases: Sequence[Any] = ()) -> list[Setting]:
-        """MXNet with narrow operators, with wide ones, and with its defaults."""
+        """Return the settings; MXNet has operators of one thread, of all threads, and its defaults."""
         cores = str(len(machine.cpus()))
         mxnet: dict[str, dict[str, str]] = {
             "operators of one thread": {"OMP_NUM_THREADS": "1", "MXNET_CPU_WORKER_NTHREADS": cores},
@@ -49,7 +49,7 @@ class Compression(Claim):
 
 
 def _missing(measured: list[Measured]) -> str:
-    """Peers that a goal asks for and that took no part."""
+    """Return the peers of a goal that did not run."""
     gone = {peer for m in measured for peer in m.case.goals if peer not in m.seconds}
     return ", ".join(label for peer, label in PEERS.items() if peer in gone)
 

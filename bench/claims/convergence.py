@@ -1,4 +1,4 @@
-"""What compression does to training: accuracy and bytes of each codec.
+"""The effect of compression on training: accuracy and bytes of each codec.
 
 Four workers' gradients are the four values of each push into a `device` store, each with its own residual.
 """
@@ -27,7 +27,7 @@ from kvstore import compression
 
 WORKERS = 4
 MOMENTUM = 0.9
-#: The libraries' own threads: there is a process for each core.
+#: One thread for each library: there is a process for each core.
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "KVSTORE_NUM_THREADS")
 
 
@@ -46,7 +46,7 @@ class Run:
 
 
 def train(name: str, recipe: Recipe, seed: int, rms: float, epochs: int = 0) -> Run:
-    """Train from the seed's first weights; `rms` is the gradients' size that the recipe counts in."""
+    """Train from the seed's first weights; `rms` is the unit of the recipe's threshold."""
     task: Task = TASKS[name]()
     epochs = epochs or task.epochs
     weights, random = task.initial(seed), np.random.default_rng(seed)
@@ -68,13 +68,13 @@ def train(name: str, recipe: Recipe, seed: int, rms: float, epochs: int = 0) -> 
 
 
 def shards(batch: Batch) -> Iterator[Batch]:
-    """Cut a batch into the workers' parts."""
+    """Divide a batch into the workers' parts."""
     for parts in zip(*(np.array_split(array, WORKERS) for array in batch), strict=True):
         yield Batch(*parts)
 
 
 def packed_bytes(recipe: Recipe, rms: float, size: int) -> int:
-    """Bytes of one pushed tensor."""
+    """Return the bytes of one pushed tensor."""
     return 4 * size if recipe.codec == "none" else compression.create(recipe.params(rms)).nbytes(size)
 
 
@@ -91,9 +91,9 @@ def _optimizer(task: Task, epochs: int, unit: float) -> kv.optimizer.Optimizer:
 
 
 def sizes(name: str) -> dict[str, float]:
-    """Root mean square of the gradients that a worker pushes in the first epoch, of each tensor and ``all``.
+    """Return the root mean square of a worker's gradients in the first epoch, of each tensor and ``all``.
 
-    With the weights as they are at first: it is what a user can measure before the first training.
+    The weights are the first ones: a user can measure this before the first training.
     """
     task: Task = TASKS[name]()
     weights, random = task.initial(0), np.random.default_rng(0)
@@ -111,14 +111,14 @@ def sizes(name: str) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Training(Case):
-    """Everything that is tried with one task."""
+    """All trainings of one task."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a task gave, as the JSON has it."""
+    """The results of a task, as in the JSON."""
 
     case: Training
     row: dict[str, Any]
@@ -136,7 +136,7 @@ class Convergence(Claim):
         return map(Training, TASKS)
 
     def measured(self, chosen: list[Any], options: argparse.Namespace) -> Iterator[Measured]:
-        """Train everything, as many at a time as there are processors."""
+        """Train all recipes, one process for each processor."""
         context = multiprocessing.get_context("spawn")
         os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # for the children, which import NumPy later
         with ProcessPoolExecutor(len(machine.cpus()), mp_context=context) as pool:
@@ -177,7 +177,7 @@ def _row(jobs: list[Any], rms: float) -> dict[str, Any]:
 
 HEAD = ["codec", "test accuracy", "points from none", "epoch of 95 %"]
 HEAD += ["KB each epoch", "MB in all", "bytes ÷ none"]
-#: Share of none's final accuracy that counts as nearly there.
+#: The share of the final accuracy without compression that the column of epochs shows.
 NEARLY = 0.95
 
 
@@ -189,9 +189,9 @@ def report(results: dict[str, Any]) -> str:
         f"{results['machine']}. {results['minutes']:.0f} minutes.\n\n"
         f"{WORKERS} workers, SGD with momentum, {seeds} seeds: mean [lowest-highest] of the test accuracy "
         "at the end, in percent. RMS is the root mean square of the gradients that a worker pushes, before "
-        "training: 2bit's threshold, and what 1bit's +1 and -1 stand for, are given in multiples of it. "
-        "*Epoch of 95 %*: the first one at which the mean over the seeds is at 95 % of what none ends with. "
-        "Bytes are those that all workers push; what they pull is not compressed, and not counted.\n",
+        "training: 2bit's threshold, and the unit of 1bit's +1 and -1, are given in multiples of it. "
+        "*Epoch of 95 %*: the first one at which the mean over the seeds is at 95 % of the final accuracy of "
+        "none. Bytes are those that all workers push; pulls are not compressed and not counted.\n",
         "![accuracy over epochs, over bytes, and over thresholds](convergence.png)\n",
         *tables(results, "##"),
     ]
@@ -199,7 +199,7 @@ def report(results: dict[str, Any]) -> str:
 
 
 def tables(results: dict[str, Any], heading: str) -> list[str]:
-    """Lay out each task under a heading."""
+    """Format each task under a heading."""
     parts = []
     for task in results["tasks"]:
         of, rms = TASKS[task["task"]], task["rms"]
@@ -224,7 +224,7 @@ def to_json(results: dict[str, Any]) -> str:
 
 
 def rows(task: dict[str, Any]) -> list[list[str]]:
-    """One row for each recipe."""
+    """Return one row for each recipe."""
     none = task["recipes"][0]
     return [_recipe(recipe, final(none), none["bytes_each_epoch"]) for recipe in task["recipes"]]
 
@@ -245,12 +245,12 @@ def _recipe(recipe: dict[str, Any], none: float, whole: int) -> list[str]:
 
 
 def means(recipe: dict[str, Any]) -> list[float]:
-    """Mean accuracy over the seeds after each epoch."""
+    """Return the mean accuracy over the seeds after each epoch."""
     return [statistics.mean(values) for values in zip(*recipe["accuracy"], strict=True)]
 
 
 def final(recipe: dict[str, Any]) -> float:
-    """Mean accuracy at the end."""
+    """Return the mean accuracy at the end."""
     return means(recipe)[-1]
 
 

@@ -1,4 +1,4 @@
-"""The `device` store on a GPU beside its rivals, as shares of the copy rate."""
+"""The `device` store on a GPU and its rivals, as shares of the copy rate."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _SMALL = 1 << 14
 
 
 class Device(Claim):
-    name, title = "device", "The device store on a GPU, beside its rivals"
+    name, title = "device", "The device store on a GPU, compared with its rivals"
     common = tuple(option for option in Claim.common if option != "turn")
     rounds = 15
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--seconds", type=float, default=1e9, help="begin no case after that")
+        parser.add_argument("--seconds", type=float, default=1e9, help="begin no case after this time")
         parser.add_argument("--trial", action="store_true", help="small cases, on the processor")
 
     def cases(self, options: argparse.Namespace) -> Iterable[Any]:
         return all_cases(_SMALL, (1000, 3, 70)) if options.trial else all_cases()
 
     def measured(self, chosen: list[Any], options: argparse.Namespace) -> Iterator[Measured]:
-        """Measure case after case, all peers in this process."""
+        """Measure one case after the other, all peers in this process."""
         torch: Any = importlib.import_module("torch")
         device = "cpu" if options.trial else "cuda"
         if device == "cuda" and not torch.cuda.is_available():
@@ -62,10 +62,10 @@ class Device(Claim):
         about = (
             f"{self.where()}.\n\n"
             f"A plain copy moves {_rate(found) / 1e12:.3f} TB/s (bytes read and written); *at the copy rate* "
-            "is what the bytes that a case must move would take. Ratios are *time of the peer ÷ time of "
+            "is the time of the bytes that a case must move. Ratios are *time of the peer ÷ time of "
             f"kvstore*, median [lowest-highest] of {rounds} rounds in which all peers took turns; times "
-            "are by events of the GPU, over ten calls back to back; *host* is what the processor needs to "
-            "queue a call. How, and what each peer does: [bench/README.md](../README.md).\n"
+            "are by events of the GPU, over ten calls back to back; *host* is the processor's time to "
+            "queue a call. The method, and the work of each peer: [bench/README.md](../README.md).\n"
         )
         return "\n".join([f"# {self.title}\n", about, *self.sections(found)])
 
@@ -80,7 +80,7 @@ class Device(Claim):
 
 
 def peers(only: str = "") -> list[Peer]:
-    """Make the peers, ours first."""
+    """Make the peers, kvstore first."""
     rivals: list[Peer] = [Torch(), CuPy(), Triton()]
     return [Ours(), *(rival for rival in rivals if re.search(only, rival.name))]
 
@@ -100,7 +100,7 @@ def _row(m: Measured) -> dict[str, Any]:
 
 
 def machine(torch: Any) -> str:
-    """Name the GPU and the versions."""
+    """Return the names of the GPU and the versions."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()}, no GPU"
     versions = [f"Python {platform.python_version()}", f"PyTorch {torch.__version__}"]
     for name in ("cupy", "triton", "numba_cuda"):
@@ -109,12 +109,12 @@ def machine(torch: Any) -> str:
     return f"{gpu}; {', '.join(versions)}"
 
 
-HEAD = ["case", "at the copy rate", "kvstore", "share of the copy rate", "host", "beside"]
+HEAD = ["case", "at the copy rate", "kvstore", "share of the copy rate", "host", "compared with"]
 GOALS_HEAD = ["case", "what", "measured", "goal", "holds"]
 
 
 def rows(measured: list[Measured]) -> list[list[str]]:
-    """One row for every case, all peers in its last cell."""
+    """Return one row for each case, with all peers in its last cell."""
     return [_case(m) for m in measured]
 
 
@@ -142,7 +142,7 @@ def _us(us: float) -> str:
 
 
 def goals(measured: list[Measured]) -> list[list[str]]:
-    """One row for every goal."""
+    """Return one row for each goal."""
     return [row for m in measured for row in _goals(m)]
 
 
@@ -150,10 +150,12 @@ def _goals(m: Measured) -> Iterator[list[str]]:
     case, best = m.case, m.median(m.best)
     least = {"share of the copy rate": (m.floor / best, case.share)} if case.share else {}
     least |= {
-        f"beside {way}": (m.median(way) / best, ratio) for way, ratio in case.goals.items() if way in m.gpu
+        f"compared with {way}": (m.median(way) / best, ratio)
+        for way, ratio in case.goals.items()
+        if way in m.gpu
     }
     for what, (found, wanted) in least.items():
-        goal = f"≥ {wanted:g}" if what.startswith("beside") else f"≥ {wanted:.2f}"
+        goal = f"≥ {wanted:g}" if what.startswith("compared") else f"≥ {wanted:.2f}"
         yield [case.name, what, f"{found:.2f}", goal, table.mark(found >= wanted)]
     if case.most_us:
         us = min(us for way, us in _own_host(m) if way != "kvstore plan.refresh")

@@ -1,4 +1,4 @@
-"""Ratios of the parameter server to its rivals, measured in turns."""
+"""Ratios of the parameter server to its rivals, measured in turn."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from bench.runner.claim import Claim
 from bench.runner.rounds import Measured, Plan
 from kvstore.observe.bench.rounds import round_ratios
 
-GOALS_HEAD = ["case", "kvstore", "time", "beside", "its time", "ratio", "goal", "holds"]
-#: With whom all others are compared.
+GOALS_HEAD = ["case", "kvstore", "time", "compared with", "its time", "ratio", "goal", "holds"]
+#: The entries that all other entries are compared with.
 BASES = ("ours", "ours shm")
-#: Memory of a peer in arrays of each worker, its servers included, where it is not four.
+#: Memory of a peer, in arrays of each worker and including its servers, where it is not four.
 COPIES = {"ours": 6, "mxnet": 8, "memcpy-c": 5}
 
-#: A call of many megabytes is slow: two of them are a turn, after one to warm up.
+#: A call of many megabytes is slow: a turn is two calls, after one to warm up.
 FULL = Plan(rounds=5, spare=2, least=2, field=1)
 QUICK = replace(FULL, rounds=3, spare=0, turn=0.02)
 
 
 class Dist(Claim):
-    name, title = "dist", "The parameter server, beside its rivals"
+    name, title = "dist", "The parameter server, compared with its rivals"
     what = "float32; scheduler, servers and workers on one machine"
     times = " of a push and a pull of all keys, of the worker that took longest"
     common = (*Claim.common, "workers")
@@ -40,15 +40,15 @@ class Dist(Claim):
     timed = ("seconds", "cpu")
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--quick", action="store_true", help="three short rounds, to have a look")
+        parser.add_argument("--quick", action="store_true", help="three short rounds, for a rough figure")
         parser.add_argument(
             "--profile",
             default="",
             metavar="REGEX",
-            help="say where the time of a case goes, for one of --peers",
+            help="print a profile of a case, for one of --peers",
         )
         parser.add_argument("--calls", action="store_true", help="with --profile: count calls, by cProfile")
-        parser.add_argument("--way", default="", help="with --profile: how the way of calling begins")
+        parser.add_argument("--way", default="", help="with --profile: the beginning of the way of calling")
 
     def instead(self, options: argparse.Namespace) -> str:
         return profiled(options) if options.profile else ""
@@ -91,7 +91,7 @@ class Dist(Claim):
 
 
 def profiled(options: argparse.Namespace) -> str:
-    """Profile the first case whose name matches, with one entry."""
+    """Profile the first case with a matching name, with one entry."""
     name, entry = options.profile, options.peers or "ours"
     case = next((case for case in cases.all_cases() if re.search(name, case.name)), None)
     if case is None:
@@ -104,13 +104,13 @@ def profiled(options: argparse.Namespace) -> str:
 
 
 def label(column: str) -> str:
-    """Say what a column of the measurement is called."""
+    """Return the name of a column in the tables."""
     name = column.removesuffix(APART)
     return ENTRIES[name].label + (", push then pull" if column != name else "")
 
 
 def goals(measured: Iterable[Measured]) -> list[list[str]]:
-    """One row for every goal and way of calling; where none of its peers ran, it says so."""
+    """Return one row for each goal and way of calling; *not run* where none of its peers ran."""
     return [row for m in measured for goal in m.case.goals for row in _goal(m, goal)]
 
 
@@ -139,13 +139,13 @@ def _goal(m: Measured, goal: Goal) -> Iterator[list[str]]:
 
 
 def _wanted(goal: Goal) -> str:
-    """Say which ratio is meant, and what it is to be."""
+    """Return the name of the ratio with its goal."""
     ratio = f"kvstore ÷ peer ≤ {goal.most:.3g}" if goal.most else f"peer ÷ kvstore ≥ {goal.least:.3g}"
     return ("processor seconds, " if goal.of == "cpu" else "") + ratio
 
 
 def columns(m: Measured, name: str) -> list[str]:
-    """Return the columns that an entry has: one call, two calls."""
+    """Return the columns of an entry: one call, two calls."""
     return [column for column in (name, name + APART) if column in m.seconds]
 
 
@@ -155,12 +155,12 @@ def best_of(m: Measured, name: str) -> str:
 
 
 def ratios_of(m: Measured, peer: str, own: str) -> list[float]:
-    """Time of one column over that of another, round by round."""
+    """Return the time of one column ÷ that of another, by round."""
     return round_ratios(m.seconds[peer], m.seconds[own])
 
 
 def everything(measured: list[Measured]) -> str:
-    """One table for each case, a row for each peer, and beside it how it compares with ours."""
+    """Format one table for each case: a row for each peer, with its ratio to kvstore."""
     return "\n".join(_case(m) for m in measured)
 
 
@@ -187,14 +187,14 @@ def _times(m: Measured, name: str) -> list[str]:
 
 
 def _ratio(m: Measured, name: str, base: str) -> str:
-    """Best way of the peer beside our best."""
+    """Return the time of the peer's fastest way ÷ that of kvstore's fastest way."""
     if name == base:
         return "1"
     return table.spread(ratios_of(m, best_of(m, name), best_of(m, base)))
 
 
 def variants(measured: Iterable[Measured]) -> list[list[str]]:
-    """Which way of calling was the best one."""
+    """Return the fastest way of calling of each case."""
     rows = []
     for m in measured:
         cells = [f"{label(column)}: {way}" for column, way in m.variants.items() if "," in way]

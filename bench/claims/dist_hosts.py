@@ -1,7 +1,7 @@
-"""The parameter server between two hosts: namespaces of this machine, joined by a pair of veth devices.
+"""The parameter server between two hosts: namespaces of this machine, connected by a pair of veth devices.
 
-Each host has a worker and a server; a worker reaches the server of its own host through shared memory, unless
-that is turned off, and the other one over the link.
+Each host has a worker and a server. A worker reaches the server of its own host through shared memory, unless
+that is turned off, and the other server over the link.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DistHosts(dist.Dist):
     process = HostsGroup
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        """Add none."""
+        """Add no options."""
 
     def instead(self, options: argparse.Namespace) -> str:
         return ""

@@ -1,7 +1,7 @@
 """How the cost of a call to the parameter server grows with its keys, and how many requests a server answers.
 
-Jobs of 2 workers and 1 server init so many keys of 1 KB in one call, and pushpull all of them in one call.
-Beside each time stands what it is of the time with the fewest keys: on a straight line it is 1. Jobs of 8
+Jobs of 2 workers and 1 server init keys of 1 KB in one call, and pushpull all of them in one call.
+The tables have each time and its ratio to the time with the fewest keys: 1 if the cost is linear. Jobs of 8
 workers and 1 server pushpull keys of 4 KB; a request is one key of one worker.
 """
 
@@ -30,10 +30,10 @@ from kvstore.observe.bench.worker_group import PeerFailure
 
 COUNTS = (2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
 WAYS = (INIT, PUSHPULL, EACH)
-#: Rounds of a peer, and the most keys that it gets: MXNet sends each key by itself, which is slow.
+#: Rounds of a peer, and its greatest number of keys: MXNet sends each key separately, which is slow.
 ROUNDS = {"ours": 5, "mxnet": 2}
 MOST = {"mxnet": 20_000}
-#: What is to hold: seconds of so many keys at most, and requests a second in one call of several keys.
+#: Goals: the most seconds of a call with this number of keys, and the least requests a second.
 GOAL_KEYS, GOAL_SECONDS, GOAL_REQUESTS = 20_000, {INIT: 1.5, PUSHPULL: 0.1}, 150_000
 _BURNER = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(1_000_000))"
 
@@ -43,7 +43,7 @@ Times = dict[str, dict[str, list[float]]]
 
 @dataclass
 class Measured:
-    """Seconds of a job's calls, and of all processors for each, while so many other processes computed."""
+    """Seconds of a job's calls, and processor seconds of each call, while `busy` other processes computed."""
 
     case: DistCase
     busy: int = 0
@@ -58,7 +58,9 @@ class DistKeys(Claim):
     process = DistGroup
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--busy", type=int, default=0, help="so many other processes compute meanwhile")
+        parser.add_argument(
+            "--busy", type=int, default=0, help="other processes that compute during the measurement"
+        )
         parser.add_argument("--counts", default=",".join(map(str, COUNTS)))
 
     def cases(self, options: argparse.Namespace) -> Iterable[Any]:
@@ -90,19 +92,19 @@ class DistKeys(Claim):
 
 
 def keys(count: int) -> DistCase:
-    """Make the case of so many keys in one call."""
+    """Make the case of one call with `count` keys."""
     peers = tuple(peer for peer in ROUNDS if count <= MOST.get(peer, count))
     return DistCase(f"{count:,} keys", ((KB // 4,),) * count, peers=peers, also=(INIT,))
 
 
 def requests(count: int, workers: int = 8) -> DistCase:
-    """Make the case of requests: each worker has so many keys."""
+    """Make the case of requests: each worker has `count` keys."""
     name = f"requests, {workers} workers, {count} keys of 4 KB"
     return DistCase(name, ((KB,),) * count, workers, peers=tuple(ROUNDS), also=(EACH,))
 
 
 def measure(case: DistCase, peers: Sequence[Group], busy: int = 0) -> Measured:
-    """Let the peers take turns; one that fails is left out."""
+    """Measure the peers in turn; a peer that fails is omitted."""
     found = Measured(case, busy)
     ready = []
     for peer in peers:
@@ -117,7 +119,7 @@ def measure(case: DistCase, peers: Sequence[Group], busy: int = 0) -> Measured:
 
 
 def _turn(found: Measured, peer: Group, ways: list[str]) -> None:
-    """Call in each way: init once, the others after a call that brings the caches back."""
+    """Call in each way: init once, the other ways after a call that fills the caches."""
     name = peer.setting.name
     try:
         for way in ways if not peer.failure else ():
@@ -145,7 +147,7 @@ def _results(found: list[Measured]) -> dict[str, Any]:
 
 def page_of(results: dict[str, Any]) -> str:
     """Write the tables."""
-    beside = f", beside {results['busy']} busy processes" if results["busy"] else ""
+    beside = f", with {results['busy']} other busy processes" if results["busy"] else ""
     about = (
         f"dist_sync, 1 server{beside}, on {results['machine']}. Medians; of the worker that took longest. "
         "*Peer ÷ kvstore* is of the medians: MXNet has fewer rounds, which take turns with ours.\n"
@@ -161,7 +163,7 @@ def page_of(results: dict[str, Any]) -> str:
 
 
 def goals(results: dict[str, Any]) -> list[list[str]]:
-    """One row for each goal that something was measured of."""
+    """Return one row for each goal with a measurement."""
     rows = []
     for case in results["cases"]:
         for way, most in GOAL_SECONDS.items() if case["keys"] == GOAL_KEYS else ():
@@ -192,7 +194,7 @@ def _keys(cases: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def _beside(case: dict[str, Any], way: str) -> str:
-    """Best way of MXNet beside ours: for pushpull it has two."""
+    """Return the time of MXNet's fastest way ÷ kvstore's time; for pushpull MXNet has two ways."""
     ways = case["others"].get("mxnet", {})
     alike = [statistics.median(times) for name, times in ways.items() if name.startswith(way)]
     return f"{min(alike) / statistics.median(case[way]):.2f}" if alike else ""

@@ -1,8 +1,8 @@
 """How the cost of a call to the parameter server grows with its workers.
 
 Jobs of 2 to 64 workers and 1 server pushpull one key of 4 KB, and one of 4 MB. A server handles the bytes of
-all workers, so the cost of a call is to be linear in the workers: divided by them it stays what it is. Where
-there are more workers than cores, processor seconds say it more exactly than the time of the last worker.
+all workers, so the cost of a call should be linear in the workers: divided by them it is constant. Where
+there are more workers than cores, processor seconds are more exact than the time of the last worker.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DistWorkers(dist.Dist):
     picture = ""
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        """Add none."""
+        """Add no options."""
 
     def instead(self, options: argparse.Namespace) -> str:
         return ""
@@ -53,12 +53,12 @@ class DistWorkers(dist.Dist):
 
 
 def case(workers: int, size: str) -> DistCase:
-    """Make the case of one key and so many workers."""
+    """Make the case of one key and `workers` workers."""
     return DistCase(f"{workers} workers: {size}", ((SIZES[size] // 4,),), workers, peers=PEERS)
 
 
 def each(found: list[Measured], size: str, numbers: Sequence[int], of: str) -> list[list[str]]:
-    """Lay out one row for each peer: seconds of a pushpull, or those of all processors, over the workers."""
+    """Format one row for each peer: seconds of a pushpull, or processor seconds, ÷ the workers."""
     rows = []
     for peer in PEERS:
         times = {

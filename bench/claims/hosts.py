@@ -1,7 +1,7 @@
-"""The parameter server and its rivals between hosts, beside what the wire needs.
+"""The parameter server and its rivals between hosts, compared with the time that the wire needs.
 
-Hosts are namespaces of this machine, on links of a given speed, delay and loss. Each has a server of kvstore
-and of MXNet, and the workers.
+Hosts are namespaces of this machine, with links of a given speed, delay and loss. Each has a server of
+kvstore and of MXNet, and the workers.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from bench.runner import earlier, machine, rivals, run, table
 from bench.runner.rounds import Measured, Plan
 from kvstore.observe.bench.rounds import round_ratios
 
-#: A call may take seconds: the first ones show how fast a way is, then one is a turn.
+#: A call may take seconds: the first calls show the speed of a way, then one call is a turn.
 PLAN = Plan(rounds=5, spare=0, least=1, field=1, patience=60.0)
 LIMITS = ("cross", "cross reno")
 HEAD = ["peer", "time", "÷ wire", "÷ limit", "bytes on the busiest link ÷ needed", "processor seconds"]
 LINKS = ["hosts and link", "one stream ÷ link", "round trip", "relay: processor seconds for 1 GB"]
-#: What the links of each job were like.
+#: The measured links of each job.
 _probed: dict[Any, LinkProbe] = {}
 
 
 class BetweenHosts(dist.Dist):
-    name, title = "hosts", "Between hosts, beside the wire"
-    turn = 0.3  # where 16 workers share two cores, a small call lasts some ms
+    name, title = "hosts", "Between hosts, compared with the wire"
+    turn = 0.3  # with 16 workers on two cores, a small call lasts some ms
     what = "float32; hosts are namespaces of one machine, with a server and as many workers each"
     common = ("rounds", "turn", "only", "list", "peers", "write")
     picture = None
@@ -63,7 +63,7 @@ class BetweenHosts(dist.Dist):
         return rivals.settings("hosts", wanted, processes=cases[0].workers, servers=cases[0].servers)
 
     def measured(self, chosen: list[Any], options: argparse.Namespace) -> Iterator[Any]:
-        """Measure job after job, each between hosts of its own, after the kept results."""
+        """Measure one job after the other, each between its own hosts, after the kept results."""
         run.needs_a_compiler()
         if options.add:
             yield from kept(options.write)
@@ -91,7 +91,7 @@ class BetweenHosts(dist.Dist):
             "frames without their heads (those take 6 % more), and to there and back; *limit* is the faster "
             f"one of the bare sockets. Times are medians of {rounds} rounds in which all peers took turns, "
             "ratios medians [lowest-highest], of a push and a pull of all keys, of the worker that took "
-            "longest. How, and what each peer does: [bench/README.md](../README.md)."
+            "longest. The method, and the work of each peer: [bench/README.md](../README.md)."
         )
 
     def page(self, found: list[Measured], took: float) -> str:
@@ -108,12 +108,12 @@ class BetweenHosts(dist.Dist):
 
 
 def probed(hosts: Hosts, link: Link) -> LinkProbe:
-    """Probe a link for a second, or a little longer where windows must open first."""
+    """Probe a link for a second, or a little longer where TCP's windows must grow first."""
     return probe(hosts, int(1e9 * link.gbit / 8))
 
 
 def links(found: list[Measured]) -> Iterator[list[str]]:
-    """One row for each kind of hosts and links."""
+    """Return one row for each kind of hosts and links."""
     for case in {(m.case.hosts, m.case.workers, m.case.link): m.case for m in found}.values():
         there = _probed[case.job]
         relay = f"{there.relay:.2f} s" if case.link.relayed else "none: veth devices, a bridge"
@@ -122,7 +122,7 @@ def links(found: list[Measured]) -> Iterator[list[str]]:
 
 
 def kept(name: str) -> Iterator[Measured]:
-    """Read what was written before, also of the links."""
+    """Read the earlier results, those of the links included."""
     for case, row in earlier.read(name, cases.all_cases()):
         _probed[case.job] = LinkProbe(*row["link"])
         yield earlier.measured(case, row, BetweenHosts.timed)

@@ -1,4 +1,4 @@
-"""Ratios of the store in one process to its rivals, measured in turns."""
+"""Ratios of the store in one process to its rivals, measured in turn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _THREADS = ("OMP_NUM_THREADS", "MXNET_KVSTORE_REDUCTION_NTHREADS", "MXNET_CPU_WO
 
 
 class Local(Claim):
-    name, title = "local", "The store in one process, beside its rivals"
+    name, title = "local", "The store in one process, compared with its rivals"
 
     def cases(self, options: argparse.Namespace) -> Iterable[Any]:
         return cases.all_cases()
@@ -28,7 +28,7 @@ class Local(Claim):
         return cases.streams()
 
     def settings(self, cases: Sequence[Any] = ()) -> list[Setting]:
-        """MXNet twice, tuned for this many cores and with its defaults."""
+        """Return the settings; MXNet runs twice, tuned for this number of cores and with its defaults."""
         tuned = dict.fromkeys(_THREADS, str(len(machine.cpus())))
         variants = {"mxnet": {"tuned": tuned, "default settings": {}}}
         return rivals.settings("local", ("ours", "numpy", "limit", "mxnet", "torch"), variants)
@@ -38,7 +38,7 @@ class Local(Claim):
         measured = [m for m in found if not _is_stream(m.case)]
         ran = [row for row in table.goals(measured, PEERS) if row[-1] != "not run"]
         yield from table.section("Goals", table.GOALS_HEAD, ran)
-        yield from table.section("What the memory allows", BANDWIDTH_HEAD, bandwidth(streams))
+        yield from table.section("Bandwidth of the memory", BANDWIDTH_HEAD, bandwidth(streams))
         yield from ("## All cases\n", table.everything(measured, PEERS), *table.disturbed(measured))
 
 
@@ -47,7 +47,7 @@ def _is_stream(case: LocalCase) -> bool:
 
 
 def bandwidth(measured: Iterable[Measured]) -> list[list[str]]:
-    """Bytes that bare passes move each second."""
+    """Return one row for each bare pass: the bytes that it moves each second."""
     rows = []
     for m in measured:
         moved = m.case.nbytes * {"read": 1, "write": 1, "copy": 2, "scale": 2}[m.case.verb] / 1e9

@@ -1,9 +1,9 @@
-"""What a key costs in calls with 100 to 100,000 keys.
+"""The cost of a key in calls with 100 to 100,000 keys.
 
 The stores are `local`, `shared` with 2 workers, and `dist_sync` with 2 workers and a server. A call pushes
-all keys, and the next call pulls them; the keys have four floats each. The time of a key is to be the same
+all keys, and the next call pulls them; the keys have four floats each. The time of a key should be the same
 in small and in large calls. KVSTORE_BENCH_BEFORE names the interpreter of an environment with an older
-kvstore, which takes part beside this one. Each round starts each job anew.
+kvstore, which is measured in turn with this kvstore. Each round starts new jobs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PATIENCE = 300.0  # seconds for a job
 
 @dataclass(frozen=True)
 class ManyKeys:
-    """So many keys in one call of one store."""
+    """A number of keys in one call of one store."""
 
     store: str
     keys: int
@@ -46,7 +46,7 @@ class ManyKeys:
 
 @dataclass
 class Timed:
-    """Seconds of a push and a pull, by kvstore and round: of the slower worker, the median of a job."""
+    """Seconds of a push and a pull, by kvstore and round: the slower worker's median in a job."""
 
     case: ManyKeys
     seconds: dict[str, list[float]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class CallsOfManyKeys(Claim):
 
 
 def _round(found: Timed, backwards: bool) -> None:
-    """Let both take a turn; the order changes from round to round."""
+    """Measure both in turn; the order alternates by round."""
     pythons = [("ours", sys.executable), ("before", os.environ.get("KVSTORE_BENCH_BEFORE"))]
     for name, python in reversed(pythons) if backwards else pythons:
         if python:
@@ -88,11 +88,11 @@ def _round(found: Timed, backwards: bool) -> None:
 
 
 def measure(case: ManyKeys, python: str) -> float:
-    """Run one job; return the median of its calls, each as long as its slower worker."""
+    """Run one job; return the median of its calls, each with the time of its slower worker."""
     with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as folder:
         worker = [python, str(_PROGRAM), case.store, str(case.keys), folder]
         launcher = [python, "-m", "kvstore", "run", *STORES[case.store]] if STORES[case.store] else []
-        # Not in the folder of this kvstore: the older one is to be imported from its own environment.
+        # Not in the folder of this kvstore: the job must import the kvstore of its environment.
         subprocess.run([*launcher, *worker], check=True, cwd="/", timeout=_PATIENCE)
         workers = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
     return float(f"{statistics.median(map(max, zip(*workers, strict=True))):.4g}")

@@ -1,9 +1,10 @@
-"""What it costs to look on: one store with its log, its metrics or its timeline, beside itself without them.
+"""The cost of observation: one store with its log, metrics or timeline, compared with the store without them.
 
-Where KVSTORE_BENCH_BEFORE names the interpreter of an environment with another kvstore, that takes part: an
-older one, or one that was compiled without counters.
-With ``--starts`` nothing is on, and only the two are compared, each started anew many times: processes of one
-store differ by more than what is looked for.
+Where KVSTORE_BENCH_BEFORE names the interpreter of an environment with another kvstore, this is measured
+too: an older kvstore, or one that was compiled without counters.
+
+With ``--starts`` nothing is on, and only the two are compared, each started many times: the processes of one
+store differ by more than the difference between the two.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from bench.runner import machine, run, table
 from bench.runner.claim import Claim
 from bench.runner.rounds import Measured, Plan
 
-#: Cases of other claims: a small call, a large one and the keys of a model.
+#: Cases of other claims: a small call, a large call and the keys of a model.
 WANTED = {
     "local": r"^pushpull k=2 (4 KB|4 MB)$",
     "shared": r"^2 processes, (round trip 4 KB, spin|all-reduce in the store, ResNet-50)$",
     "dist": r"^2 workers, 1 server: (4 KB|4 MB|ResNet-50)$",
 }
-#: Processes of one store differ by some percent, for as long as they live: the better ones of two count.
+#: Processes of one store differ by some percent during their whole life: the faster of two sets counts.
 TWICE = 2
 LABELS = {
     "before": "another kvstore",
@@ -48,12 +49,12 @@ LABELS = {
 
 
 _PATIENCE = 60.0  # seconds until it has answered
-#: Asks another kvstore whether it counts; older ones do not know.
+#: Asks another kvstore whether it counts; older versions have no such constant.
 _COUNTS = "from kvstore.observe.native import _observe; print(getattr(_observe, 'COUNTS', True))"
 
 
 def _other() -> str:
-    """Name the other kvstore."""
+    """Return the name of the other kvstore."""
     python = os.environ.get("KVSTORE_BENCH_BEFORE")
     if not python:
         return LABELS["before"]
@@ -66,13 +67,13 @@ _GROUPS = {"local": Alone, "shared": SharedGroup, "dist": DistGroup}
 
 
 class Observe(Claim):
-    name, title = "observe", "What it costs to look on"
+    name, title = "observe", "The cost of observation"
     rounds, turn = 7, 0.2
     common = ("rounds", "turn", "only", "list", "peers", "write")
     folder, starts = "", 0
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        text = "compare with the other kvstore only, nothing on, both started so often"
+        text = "compare with the other kvstore only, nothing on, both started N times"
         parser.add_argument("--starts", type=int, default=0, help=text)
 
     def cases(self, options: argparse.Namespace) -> Iterable[Any]:
@@ -103,7 +104,7 @@ class Observe(Claim):
     def measured(self, chosen: list[Any], options: argparse.Namespace) -> Iterator[Any]:
         self.starts = options.starts
         if options.starts:
-            self.title = "What counters cost that nobody reads"
+            self.title = "The cost of counters without a reader"
             yield from self._started_anew(chosen, options)
             return
         with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as self.folder:
@@ -118,7 +119,7 @@ class Observe(Claim):
             yield _together(found)
 
     def _start_once(self, case: Any, swapped: int, plan: Plan, prober: machine.Prober) -> Measured | None:
-        """Start both, in alternating order, as later processes find other memory."""
+        """Start both, in alternating order, as the placement of memory depends on the order."""
         settings = {setting.label: setting for setting in self.settings([case])}
         both = [settings[label] for label in ("", "before") if label in settings]
         with run.running(self, both[::-1] if swapped else both) as peers:
@@ -127,9 +128,9 @@ class Observe(Claim):
     def about(self, rounds: int, minutes: float) -> str:
         if self.starts:
             return (
-                "float32. Ratios are *time of the other one ÷ time of this one*, with nothing on: 0.99 is a "
-                "cost of 1 %. Both are started anew for each ratio, and take turns then; the median, and the "
-                "interval that has the true median in it with a probability of 95 %. Measured in "
+                "float32. Ratios are *time of the other build ÷ time of this build*, with nothing on: 0.99 "
+                "is a cost of 1 %. Both are started for each ratio, and measured in turn; the median, and "
+                "the interval that contains the true median with a probability of 95 %. Measured in "
                 f"{minutes:.0f} minutes; how: [bench/README.md](../README.md)."
             )
         return (
@@ -149,7 +150,7 @@ class Observe(Claim):
 
 
 def _together(found: list[Measured]) -> Measured:
-    """Make one of several starts: each gives one time of each."""
+    """Merge several starts into one result: each start gives one time of both."""
     seconds = {name: [m.median(name) for m in found] for name in found[0].seconds}
     probes, others = [p for m in found for p in m.probes], [share for m in found for share in m.others]
     return Measured(found[0].case, seconds, found[0].variants, probes, others)
@@ -171,10 +172,10 @@ def _off_row(m: Measured) -> list[str]:
 
 
 def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
-    """Return order statistics between which the true median lies with a probability of at least 0.95.
+    """Return the order statistics that enclose the true median with a probability of at least 0.95.
 
     The number of values below the median is binomial with p = 1/2 (the sign test). With fewer than six values
-    no two are sure enough: the lowest and the highest are returned.
+    no two reach this probability: the lowest and the highest are returned.
     """
     ordered, n = sorted(values), len(values)
     outside, skipped = 0.0, 0

@@ -1,7 +1,7 @@
-"""What a job of hundreds does: the real state machines on simulated processors and links.
+"""A simulated job of hundreds of workers: the real state machines on simulated processors and links.
 
-What calls, messages, requests and bytes cost is measured first, with real jobs of 1 to 8 workers; then real
-jobs of 16 to 64 workers are compared with simulated ones; then come jobs for which nobody has the machines.
+The costs of calls, messages, requests and bytes are measured first, with real jobs of 1 to 8 workers. Then
+real jobs of 16 to 64 workers are compared with simulated jobs. Last, larger jobs are simulated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bench.scale.costs import Costs
 
 @dataclass
 class Measured:
-    """A case, and what was found."""
+    """A case and its figures."""
 
     case: Any
     figures: dict[str, Any]
@@ -37,11 +37,11 @@ class Scale(Claim):
 
     def __init__(self) -> None:
         self._costs: Costs | None = None
-        self._jobs: list[dict[str, Any]] = []  # that costs were fitted to
+        self._jobs: list[dict[str, Any]] = []  # the jobs that costs were fitted to
         self._where = machine.describe()
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        told = "take the costs of the first of these .json, and the cases of all of them that are chosen"
+        told = "use the costs of the first of these .json, and the chosen cases of all of them"
         parser.add_argument("--costs", type=Path, nargs="+", default=[], help=told)
 
     def cases(self, options: argparse.Namespace) -> Iterable[Any]:
@@ -67,7 +67,7 @@ class Scale(Claim):
             yield Measured(case, figures)
 
     def _read(self, paths: list[Path]) -> dict[str, dict[str, Any]]:
-        """Take over costs, the jobs that they were fitted to, and cases."""
+        """Read costs, the jobs that they were fitted to, and cases."""
         first, *others = [json.loads(path.read_text()) for path in paths]
         self._costs, self._jobs = Costs.from_json(first["costs"]), first["jobs"]
         self._where = first["machine"]
@@ -84,7 +84,7 @@ class Scale(Claim):
 
 
 def _key(about: dict[str, Any]) -> str:
-    """Name what is the same in several tables."""
+    """Return the key of a figure that several tables have."""
     return json.dumps(
         {name: one for name, one in about.items() if name not in ("name", "group")}, sort_keys=True
     )

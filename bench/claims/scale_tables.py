@@ -11,14 +11,14 @@ from bench.runner import table
 Case = dict[str, Any]
 
 ABOUT = """State machines of workers, servers and scheduler, and the native rounds of the servers, are real;
-processors, links and clock are simulated. How, and what is left out:
-[bench/README.md](../README.md#a-job-of-hundreds-simulated). What to set when:
+processors, links and clock are simulated. The method, and its omissions:
+[bench/README.md](../README.md#a-job-of-hundreds-simulated). Settings by size:
 [docs/how-to/scale.md](../../docs/how-to/scale.md).
 """
-STEP = """A step is a pushpull of all keys, from when the last worker has all of the one before to when it has
-all. 8 workers a host, 64 servers on hosts of their own, links of 10 Gbit/s and 50 µs. *By host*: a host sums
-first, which takes what `shared` takes here, and sends once. *Busy*: the part of the step that the busiest of
-its kind is.
+STEP = """A step is a pushpull of all keys; it lasts from the end of the previous step on the last worker to
+its end on the last worker. 8 workers a host, 64 servers on hosts of their own, links of 10 Gbit/s and 50 µs.
+*By host*: a host sums first, in the time that `shared` needs here, and sends once. *Busy*: the share of the
+step in which the busiest link or core of its kind is busy.
 """
 HEADINGS = {
     "step": "A step of 1,024 workers and 64 servers",
@@ -32,11 +32,11 @@ HEADINGS = {
 
 
 def page(results: dict[str, Any]) -> str:
-    """Write all tables of which there is anything."""
+    """Format all tables that have rows."""
     cases = results["cases"]
     parts = ["# A job of hundreds, simulated\n", f"{results['machine']}.\n", ABOUT]
     rows = [[f"`{name}`", _small(one)] for name, one in results["costs"].items() if name != "host_workers"]
-    parts += table.section("What things cost", ["seconds of a core", "fitted to real jobs"], rows)
+    parts += table.section("Costs", ["seconds of a core", "fitted to real jobs"], rows)
     for name, (heading, head, lay) in _SECTIONS.items():
         if there := [one for one in cases if one["group"] == name]:
             about = there[0]["about"]
@@ -92,7 +92,7 @@ def _scheduler(one: Case) -> Iterator[list[str]]:
 
 def _loss(one: Case) -> Iterator[list[str]]:
     f = one["figures"]
-    became = f"{f['error']} in {f['failed']:,}" if f["failed"] else f"all {f['there']:,} go on"
+    became = f"{f['error']} in {f['failed']:,}" if f["failed"] else f"all {f['there']:,} continue"
     became = became if f["ended"] else "**not all ended**"
     yield [one["case"], table.time(f["seconds"]), became, f"{f['messages']:,.0f}", table.time(f["core"])]
 
@@ -116,7 +116,8 @@ _SECTIONS: dict[str, tuple[str, str, Callable[[Case], Iterator[list[str]]]]] = {
     "scheduler": ("The scheduler", "job|phase|seconds|messages|a second|MB|of its core|busy", _scheduler),
     "losses": (
         "Losses, 1,024 workers and 64 servers",
-        "who dies in a step|until the last of the others has gone on|they|scheduler's messages|its core",
+        "process that dies in a step|until the last survivor continues|survivors|scheduler's messages|"
+        "scheduler's core",
         _loss,
     ),
     **{name: (heading, _STEPS, _step) for name, heading in HEADINGS.items()},

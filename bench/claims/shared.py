@@ -1,4 +1,4 @@
-"""Ratios of the store between processes to its rivals, measured in turns."""
+"""Ratios of the store between processes to its rivals, measured in turn."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ PEERS = {
     "redis": "Redis",
     "ray": "Ray",
 }
-#: The same in the order in which memory is dealt out: where it is short, the last ones are left out.
+#: The same peers in the order of memory: if it does not suffice, the last peers are omitted.
 ORDER = (
     *("ours", "limit", "bare", "cma", "memcpy", "line", "futex", "queue", "manager"),
     *("openmpi", "mpich", "deepspeed", "gloo", "mxnet", "redis", "ray"),
 )
-#: Memory of a peer in arrays of each worker, where it is not two.
+#: Memory of a peer, in arrays of each worker, where it is not two.
 COPIES = {"mxnet": 5}
 CHAIN_TURN = 0.3  # seconds: a tail needs many calls
 LATENCY_HEAD = ["case", "who", "p50", "p99", "processor seconds for a call"]
 
 
 class Shared(Claim):
-    name, title = "shared", "The store between processes of one machine, beside its rivals"
+    name, title = "shared", "The store between processes of one machine, compared with its rivals"
     times = ", of the process that took longest"
     common = (*Claim.common, "workers")
     workers = (2, 4)
@@ -89,7 +89,7 @@ class Shared(Claim):
 
 
 def everything(measured: list[Measured]) -> str:
-    """One table for each kind of case, with a column for each peer."""
+    """Format one table for each kind of case, with a column for each peer."""
     kinds: dict[tuple[str, ...], list[Measured]] = {}
     for m in measured:
         kinds.setdefault(tuple(peer for peer in PEERS if peer in m.case.peers), []).append(m)
@@ -102,7 +102,7 @@ def everything(measured: list[Measured]) -> str:
 
 
 def latency(measured: Iterable[Measured]) -> list[list[str]]:
-    """Middle, tail and cost of the chains."""
+    """Return the median, tail and processor seconds of the chains."""
     rows = []
     for m in measured:
         for peer in m.seconds if m.case.wait else ():
@@ -112,7 +112,7 @@ def latency(measured: Iterable[Measured]) -> list[list[str]]:
 
 
 def variants(measured: Iterable[Measured]) -> list[list[str]]:
-    """Which way of calling was the best one."""
+    """Return the fastest way of calling of each case."""
     rows = []
     for m in measured:
         cells = [f"{PEERS.get(p, 'kvstore')}: {way.strip()}" for p, way in m.variants.items() if way.strip()]

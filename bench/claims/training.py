@@ -1,4 +1,4 @@
-"""Time of a training step in PyTorch, on one host and between two, beside DistributedDataParallel's."""
+"""Time of a training step in PyTorch, on one host and between two, compared with DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ print(told, torch.distributed.is_mpi_available(), sep="|")"""
 
 @dataclass
 class Learnt:
-    """Losses of all trainings, in the place of times."""
+    """The losses of all trainings, instead of times."""
 
     case: Curves
     runs: list[dict[str, Any]]
-    #: As those of `Measured`, for the head of the page.
+    #: The fields of `Measured` that the head of the page reads.
     probes: Sequence[machine.Probe] = ()
     others: Sequence[float] = ()
 
@@ -55,7 +55,7 @@ class Training(Claim):
         return list(cases.all_cases())
 
     def plan(self, options: argparse.Namespace) -> Plan:
-        """Plan few calls: a step of the largest model lasts seconds, and each has been made before."""
+        """Plan few calls: a step of the largest model lasts seconds, and `prepare` has warmed up each way."""
         return replace(super().plan(options), least=1, warm=0, patience=60.0)
 
     def job(self, case: Any) -> Any:
@@ -65,7 +65,7 @@ class Training(Claim):
         return rivals.settings("training", ("torch",), processes=2, servers=cases[0].job[0])
 
     def measured(self, chosen: list[Any], options: argparse.Namespace) -> Iterator[Any]:
-        """Measure on one host, then between hosts, job after job, after the kept results."""
+        """Measure on one host, then between hosts, one job after the other, after the kept results."""
         run.needs_a_compiler()
         if not rivals.interpreter("torch"):
             raise SystemExit(f"name a python with torch and kvstore: {rivals.RIVALS['torch'].variable}")
@@ -130,9 +130,9 @@ class Training(Claim):
 
 @functools.cache
 def versions() -> tuple[str, bool]:
-    """Ask the interpreter what it has, and whether its torch has MPI.
+    """Return the versions of an interpreter's packages, and whether its torch has MPI.
 
-    Away from the tree: an installed kvstore goes first.
+    The interpreter runs outside the tree, so that it prefers an installed kvstore.
     """
     command = [rivals.interpreter("torch"), "-c", _VERSIONS, str(ROOT)]
     told = subprocess.run(
@@ -143,13 +143,13 @@ def versions() -> tuple[str, bool]:
 
 
 def split(found: list[Any]) -> tuple[list[Measured], list[Learnt]]:
-    """Part steps from losses."""
+    """Separate steps from losses."""
     learnt = [m for m in found if isinstance(m, Learnt)]
     return [m for m in found if not isinstance(m, Learnt)], learnt
 
 
 def kept(name: str) -> Iterator[Any]:
-    """Read what was written before, but for what lacks a way that there is now."""
+    """Read the earlier results, without cases that lack a way that exists now."""
     for case, row in earlier.read(name, cases.all_cases()):
         if isinstance(case, Curves):
             yield Learnt(case, row["runs"])

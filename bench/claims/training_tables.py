@@ -1,4 +1,4 @@
-"""What the page of training steps shows: what was to hold, a table for each case, losses."""
+"""The page of training steps: goals, a table for each case, losses."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ HEAD = ["way", "step", "DDP, gloo ÷ it", "no exchange ÷ it"]
 HEAD += ["exchange by itself", "hidden", "processor seconds"]
 MOVED = "bytes on the busiest link ÷ the model's"
 GOALS = ["case", "what", "best way", "found", "limit", "goal", "holds"]
-LOSSES = ["way", "loss of the last steps", "loss of what was not learnt", "time of a training"]
-#: Shares of the speed without an exchange, and ratios to DDP with gloo, that are wanted.
+LOSSES = ["way", "loss of the last steps", "loss on the test set", "time of a training"]
+#: Goals: shares of the speed without an exchange, and ratios to DDP with gloo.
 ONE_HOST, LINKS, PACKED, PACKED_GBIT = 0.95, 1.0, 3.0, 1.0
 
 
 def about(mpi: bool) -> str:
-    """Say below the heading what the figures are."""
+    """Return the explanation of the figures, below the heading."""
     missing = "" if mpi else " DDP over MPI is missing: this torch was built without it, as all wheels are."
     return (
         "Two workers of one thread each; float32, SGD with momentum. A time is that of the worker that took "
@@ -31,16 +31,16 @@ def about(mpi: bool) -> str:
         "through the model. *Hidden*: 1 - (step - step without exchange) ÷ exchange by itself, so 100 % "
         "where the step is as fast as without; updates in the store are a part of their exchange, and save "
         "the worker's own. "
-        f"How, and what each way is: [bench/README.md](../README.md).{missing}"
+        f"The method and the ways: [bench/README.md](../README.md).{missing}"
     )
 
 
 def sections(steps: list[Measured], learnt: list[Any]) -> Iterator[str]:
-    """Lay out the tables."""
+    """Format the tables."""
     rows = [row for m in steps for row in goals(m)]
     rows += [_goal_of_losses(one.case.name, one.runs) for one in learnt]
-    yield from table.section("What was to hold", GOALS, rows)
-    yield "![steps beside one without exchange, and losses](training.png)\n"
+    yield from table.section("Goals", GOALS, rows)
+    yield "![steps compared with a step without exchange, and losses](training.png)\n"
     yield from ("## All cases\n", *(_case(m) for m in steps))
     yield from table.disturbed(steps)
     for one in learnt:
@@ -51,18 +51,18 @@ def sections(steps: list[Measured], learnt: list[Any]) -> Iterator[str]:
 
 
 def beside(m: Measured, peer: str, way: str) -> list[float]:
-    """Time of a peer over that of a way, round by round."""
+    """Return the time of a peer ÷ that of a way, by round."""
     return round_ratios(m.seconds[peer], m.seconds[way])
 
 
 def hidden(m: Measured, way: str) -> list[float]:
-    """Share of the exchange that a step does not take longer by, round by round."""
+    """Return the share of the exchange that does not lengthen a step, by round."""
     times = zip(m.seconds[way], m.seconds["alone"], m.seconds[way + EXCHANGE], strict=True)
     return [1 - (step - alone) / exchange for step, alone, exchange in times]
 
 
 def best(m: Measured) -> str:
-    """Return the quickest of our exact ways."""
+    """Return the fastest exact way of kvstore."""
     return min(OURS, key=m.median)
 
 
@@ -70,7 +70,7 @@ def best(m: Measured) -> str:
 
 
 def goals(m: Measured) -> Iterator[list[str]]:
-    """One row for every goal of a case."""
+    """Yield one row for each goal of a case."""
     case, way = m.case, best(m)
     if case.hosts == 1:
         found, gloo = beside(m, "alone", way), beside(m, "alone", "gloo")
@@ -119,7 +119,7 @@ def _row(m: Measured, way: str) -> list[str]:
 
 
 def ends(runs: list[dict[str, Any]], way: str, figure: str = "test") -> list[float]:
-    """Figures of a way at the end, by seed."""
+    """Return the last figures of a way, by seed."""
     of_way = [run[figure] for run in runs if run["way"] == way]
     return [one[-1] if isinstance(one, list) else one for one in of_way]
 
@@ -139,8 +139,8 @@ def _spread(values: list[float]) -> str:
 
 
 def _goal_of_losses(name: str, runs: list[dict[str, Any]]) -> list[str]:
-    """Ask whether the mean with 2bit is at most the highest without."""
+    """Return the row that compares the mean loss with 2bit with the highest loss without."""
     packed, plain = ends(runs, "packed"), ends(runs, "gloo")
     holds = table.mark(statistics.mean(packed) <= max(plain))
     goal = f"≤ {max(plain):.3f}, the highest without"
-    return [name, "loss of what was not learnt", WAYS["packed"], _spread(packed), "", goal, holds]
+    return [name, "loss on the test set", WAYS["packed"], _spread(packed), "", goal, holds]

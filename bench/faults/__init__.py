@@ -1,12 +1,12 @@
-"""A table of faults: small jobs, something that happens to each, and what their histories say.
+"""A table of faults: small jobs with one fault each, judged by their histories.
 
-- `cells`: the faults, the stores, what cannot be, what is promised, and a run by its seed
-- `workers`: what its workers do
+- `cells`: faults, stores, impossible cells, promises, and a run by its seed
+- `workers`: the code of its workers
 - `group`: its processes, of each kind of store
-- `judge`: what went wrong, and when the survivors were told
-- `trial`: one run, from its seed over its fault to its outcome
+- `judge`: violations, and the times when survivors raised an error
+- `trial`: one run, from its seed to its outcome
 - `page`: the table
-- `soak`: jobs that run for long, and whether anything grows
+- `soak`: long jobs, and the growth of their processes
 - `command`: the options
 """
 

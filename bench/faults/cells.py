@@ -1,4 +1,4 @@
-"""The table: faults, stores, impossible cells and why, what is promised, and one run, drawn by its seed."""
+"""The table: faults, stores, impossible cells with reasons, promises, and one run, drawn by its seed."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ FAULTS = {
     "kill in init": "kill -9 of a worker in `init`",
     "kill in barrier": "kill -9 of a worker in `barrier`",
     "kill in pushpull": "kill -9 of a worker in `pushpull`",
-    "stop below": "a worker stands still (SIGSTOP) for 0.3 of the time after which it is lost",
-    "stop above": "a worker stands still for 1.5 to 2.5 times as long, and wakes up",
-    "exception": "an exception leaves a worker's `with` block; in `local`, it ends a thread",
-    "early exit": "a worker ends by `sys.exit(1)` or `os._exit(0)`, or closes its store and leaves; in "
+    "stop below": "SIGSTOP of a worker for 0.3 of the time after which it is lost",
+    "stop above": "SIGSTOP of a worker for 1.5 to 2.5 times the time after which it is lost, then SIGCONT",
+    "exception": "a worker's `with` block ends by an exception; in `local`, a thread ends by it",
+    "early exit": "a worker ends by `sys.exit(1)` or `os._exit(0)`, or closes its store and ends; in "
     "`local`, a thread returns",
     "server killed": "kill -9 of a server",
-    "server stopped": "a server stands still for 1.5 to 2.5 times the time after which it is lost",
-    "scheduler killed": "kill -9 of the scheduler; of every second one that has a journal another comes back",
-    "partition": "proxies between all workers and the scheduler and servers pass nothing: for 0.3 of the "
-    "time after which one is lost, or for good",
+    "server stopped": "SIGSTOP of a server for 1.5 to 2.5 times the time after which it is lost",
+    "scheduler killed": "kill -9 of the scheduler; in half of the runs it has a journal and is restarted",
+    "partition": "TCP proxies between the workers and all other processes forward nothing: for 0.3 of the "
+    "time after which a process is lost, or until the end",
     "disk full": "files of a process cannot grow (RLIMIT_FSIZE): of a server with snapshots; in `shared`, "
-    "of worker 0, which makes a large key and ends by the error",
-    "memory limit": "worker 0 may have 96 MB more (RLIMIT_AS), makes a key of 256 MB and ends by the error; "
-    "in `local`, a thread does",
+    "of worker 0, which makes a large key and ends with the error",
+    "memory limit": "worker 0 can allocate 96 MB (RLIMIT_AS), makes a key of 256 MB and ends with the error; "
+    "in `local`, a thread",
 }
 STORES = ("local", "shared", "dist_sync", "dist_async", "hierarchy", "mpi")
 SERVED = ("dist_sync", "dist_async", "hierarchy")
-#: Faults of a single process, which ends the threads of `local` all at once.
+#: Faults of a single process, which concern all threads of `local`.
 _PROCESS = ("kill", "stop")
-_ENDS = "ends all threads of the store, and nobody is left who could be told"
-_STOPS = "stops all threads of the store, and nobody waits for another process"
-#: Seconds after which a process without a sign of life is lost: in the table, and beside busy processes.
+_ENDS = "ends all threads of the store, so that no survivor could raise an error"
+_STOPS = "stops all threads of the store, which wait for no other process"
+#: Seconds after which a process without heartbeat is lost: on an idle machine, and with other busy processes.
 DEAD_AFTER, DEAD_AFTER_BUSY = 1.5, 5.0
 SHARED_DEAD_AFTER = 5.0  # fixed
-MPI_TIMEOUT = 4.0  # nothing else ends a wait for a process that stands still
-MARGIN = 3.0  # seconds beyond the promise, on an idle machine
+MPI_TIMEOUT = 4.0  # the only limit of a wait for a stopped process
+MARGIN = 3.0  # seconds added to the promise, on an idle machine
 
 
 class Cell(NamedTuple):
-    """A fault in a store, beside so many busy processes."""
+    """A fault in a store, with `load` busy processes on the machine."""
 
     store: str
     fault: str
@@ -53,14 +53,14 @@ class Cell(NamedTuple):
 
 
 def impossible(store: str, fault: str) -> str:
-    """Say why a fault cannot be in a store; empty: it can."""
+    """Return the reason why a fault is impossible in a store; empty: it is possible."""
     if store == "local" and fault.startswith(_PROCESS):
         return _ENDS if fault.startswith("kill") else _STOPS
     if store not in SERVED:
         if fault.startswith(("server", "scheduler")):
             return f"there is no {fault.split()[0]}"
         if fault == "partition":
-            return "the processes are of one machine, without a network between them"
+            return "all processes are on one machine, without a network between them"
         if fault == "disk full" and store != "shared":
             return "nothing is written"
     return ""
@@ -75,9 +75,9 @@ class Promise:
 
 
 def promise(cell: Cell, slowness: float) -> Promise:
-    """Return what holds for a cell on a machine that is so slow."""
+    """Return the promise of a cell on a machine of this slowness."""
     dead_after = SHARED_DEAD_AFTER if cell.store == "shared" else DEAD_AFTER_BUSY if cell.load else DEAD_AFTER
-    # Rounds do not need the scheduler: servers end after twice the time, and then workers miss these.
+    # Rounds do not need the scheduler: servers end after twice the time, and workers miss them after a third.
     times = 3.0 if cell.fault == "scheduler killed" else 1.0
     longest = max(times * dead_after, MPI_TIMEOUT if cell.store == "mpi" else 0.0)
     return Promise(dead_after, longest + MARGIN * slowness)
@@ -100,7 +100,7 @@ _LOST_FOR_ALL = ("server killed", "server stopped")
 
 
 class Plan(NamedTuple):
-    """One run. It travels to the workers as a list."""
+    """One run. The workers receive it as a list."""
 
     store: str
     fault: str
@@ -110,14 +110,14 @@ class Plan(NamedTuple):
     servers: int
     keeps: str
     on_peer_loss: str
-    phase: str  # what the workers do when it happens
-    at: int  # in which of their rounds
-    after: float  # seconds later
+    phase: str  # the operation of the workers during the fault
+    at: int  # the round of the workers
+    after: float  # seconds from that round to the fault
     victim: int  # worker, or server
-    how: str  # what a worker does to itself; empty: it is done to it
+    how: str  # a fault that the worker causes itself; empty: the bench causes it
     heals: bool  # a stop, a partition or an absence for which no worker raises an error
     patience: float  # seconds within which all survivors must have raised an error
-    seconds: float  # for which a process is stopped, or absent
+    seconds: float  # seconds for which a process is stopped, or absent
 
     @property
     def victim_is_worker(self) -> bool:
@@ -129,14 +129,14 @@ class Plan(NamedTuple):
 
     @property
     def until_told(self) -> bool:
-        """Whether all survivors must raise an error."""
+        """Return whether all survivors must raise an error."""
         if self.store == "local" or self.heals or self.how == "leave" or self.fills_server:
             return False
         return self.on_peer_loss == "raise" or not self.victim_is_worker
 
 
 def drawn(cell: Cell, seed: int, folder: str, promised: Promise) -> Plan:
-    """Draw a run: the same one for the same cell and seed."""
+    """Draw a run, which depends only on the cell and the seed."""
     draw = random.Random(f"{cell.name} {seed}")
     workers, servers = draw.choice([2, 3]), draw.choice([1, 2])
     keeps = draw.choice(["all", "last"]) if cell.store != "mpi" else "last"
@@ -146,7 +146,7 @@ def drawn(cell: Cell, seed: int, folder: str, promised: Promise) -> Plan:
     if cell.store == "local":
         workers, how = 4, how.replace("sys.exit", "leave").replace("os._exit", "leave")
     if cell.store == "mpi" and how == "leave":
-        how = "sys.exit"  # sums have all ranks, to the end
+        how = "sys.exit"  # sums contain all ranks, to the end
     if cell.fault == "disk full" and served:
         how = ""
     role = servers if cell.fault.startswith("server") else workers

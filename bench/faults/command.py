@@ -1,7 +1,7 @@
 """``python -m bench faults``: faults in small jobs of each store, checked by their histories.
 
-Each run is named by its store, its fault, the load and its seed. With ``--write`` runs are added to those
-that were written before, with seeds after theirs, so that a long run can be made in pieces.
+The name of a run has its store, its fault, the load and its seed. With ``--write`` runs are added to the
+earlier ones, with later seeds, so that a long measurement can be made in parts.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ PAGES = bench.ROOT / "docs" / "reference"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is chosen, print the page, and write it."""
+    """Run the chosen cells, print the page, and write it."""
     options = _parse(arguments)
     cells = list(chosen(options))
     if options.list:
         print("\n".join(cell.name for cell in cells))
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, if a shell has started this beside
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background job
     table = page.Table(_json(options.write))
     begun, before = time.time(), sum(row.runs for row in table.rows.values())
     with contextlib.suppress(KeyboardInterrupt):
@@ -56,11 +56,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench faults", description=__doc__)
     parser.add_argument("--faults", nargs="+", choices=list(FAULTS), default=list(FAULTS), metavar="FAULT")
     parser.add_argument("--stores", nargs="+", choices=STORES, default=STORES, metavar="STORE")
-    parser.add_argument("--runs", type=int, default=20, help="of each cell")
-    parser.add_argument("--seed", type=int, help="of the first run; default: the next one")
-    parser.add_argument("--load", type=int, default=0, help="busy processes beside")
-    parser.add_argument("--at-once", type=int, default=1, help="so many runs side by side")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run after these")
+    parser.add_argument("--runs", type=int, default=20, help="runs of each cell")
+    parser.add_argument("--seed", type=int, help="seed of the first run; default: the next seed")
+    parser.add_argument("--load", type=int, default=0, help="other busy processes")
+    parser.add_argument("--at-once", type=int, default=1, help="number of concurrent runs")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run after so long")
     parser.add_argument("--keep", action="store_true", help="keep the folders of bad runs, in $TMPDIR")
     parser.add_argument("--list", action="store_true", help="print the names of the cells and stop")
     parser.add_argument("--write", default="", metavar="NAME",
@@ -69,11 +69,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def chosen(options: argparse.Namespace) -> Iterator[Cell]:
-    """Return the cells that can be."""
+    """Yield the chosen cells that are possible."""
     for store in options.stores:
         if store == "mpi" and not mpi_python():
             print(
-                "mpi: left out, there is no mpiexec: see KVSTORE_BENCH_MPICH in bench/README.md",
+                "mpi: omitted, there is no mpiexec: see KVSTORE_BENCH_MPICH in bench/README.md",
                 file=sys.stderr,
             )
             continue
@@ -85,7 +85,7 @@ def chosen(options: argparse.Namespace) -> Iterator[Cell]:
 def _outcomes(
     table: page.Table, cells: list[Cell], options: argparse.Namespace
 ) -> Iterator[tuple[Cell, Outcome]]:
-    """Run all cells once, and again, so that an interrupt leaves as many runs of each."""
+    """Run all cells once, then again: after an interrupt each cell has as many runs."""
     end = time.monotonic() + options.seconds
     firsts = {cell: table.row(cell).next_seed if options.seed is None else options.seed for cell in cells}
     nursery = SharedNursery()
@@ -118,7 +118,7 @@ def _say(cell: Cell, outcome: Outcome) -> None:
 
 
 def _how(runs: int, took: float, options: argparse.Namespace) -> dict[str, Any]:
-    """Say how it was measured, for the JSON."""
+    """Return the conditions of the measurement, for the JSON."""
     return {
         "machine": machine.describe(),
         "load": options.load,

@@ -1,4 +1,4 @@
-"""The processes of a run: threads of one, workers of one machine, with servers, or of an MPI."""
+"""The processes of a run: threads of one process, workers, workers with servers, or MPI ranks."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from .cells import SERVED, Plan, Promise
 
 BODIES = "bench.faults.workers"
 _LEAVES = 5.0  # seconds
-_WAITS = {"KVSTORE_TIMEOUT": "30"}  # however busy the machine is: longer than anybody may wait here
-#: Variables of an outer job that would change what mpiexec does.
+_WAITS = {"KVSTORE_TIMEOUT": "30"}  # longer than any wait of a run, also on a busy machine
+#: Variables of an outer job that would change the behaviour of mpiexec.
 _OF_LAUNCHERS = ("KVSTORE_", "PMI", "MPI_LOCAL", "HYDRA", "HYDI")
 
 
 class SharedNursery(jobs.Nursery):
-    """One that several threads may ask."""
+    """A nursery that several threads can use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,7 +43,7 @@ class SharedNursery(jobs.Nursery):
 
 
 class Ended:
-    """How a process has ended; `hung`: it did not, and was killed."""
+    """The end of a process; `hung`: it did not end, and was killed."""
 
     def __init__(self, code: int, said: str, hung: bool = False) -> None:
         self.code, self.said, self.hung = code, said, hung
@@ -58,7 +58,7 @@ def _end_of(worker: jobs.Worker, end: float) -> Ended:
 
 
 class Group:
-    """Worker processes of one machine; the base of the others."""
+    """Worker processes of one machine; the base of the other groups."""
 
     def __init__(self, nursery: jobs.Nursery, plan: Plan, promised: Promise) -> None:
         self.plan, self.folder = plan, Path(plan.folder)
@@ -78,7 +78,7 @@ class Group:
         ]
 
     def signal(self, rank: int, number: int) -> None:
-        """Signal a worker."""
+        """Send a signal to a worker."""
         self.workers[rank].signal(number)
 
     def finish(self, end: float) -> list[Ended]:
@@ -86,11 +86,11 @@ class Group:
         return [_end_of(worker, end) for worker in self.workers]
 
     def others(self, end: float) -> dict[str, Ended]:
-        """Wait for the servers and the scheduler, which end by themselves."""
+        """Wait for the servers and the scheduler, which end after the workers."""
         return {}
 
     def close(self) -> None:
-        """End what is there."""
+        """End all processes."""
         for worker in self.workers:
             worker.close()
 
@@ -134,11 +134,11 @@ class Served(Group):
 
     @property
     def proxies(self) -> list[Proxy]:
-        """Those between the workers and all others."""
+        """Return the proxies between the workers and all other processes."""
         return self._behind.proxies if self._behind else []
 
     def restart_scheduler(self) -> None:
-        """Start another scheduler, with the journal of the one that was killed."""
+        """Start another scheduler, with the journal of the killed scheduler."""
         job = self.job
         job.scheduler.finish(time.monotonic() + 20)
         job.scheduler.close()
@@ -159,7 +159,7 @@ class Served(Group):
 
 
 class _ServedJob(ServedJob):
-    """A job whose servers may be behind proxies, or have a disk that can be full."""
+    """A job with servers that can be behind proxies, or have a full disk."""
 
     def __init__(self, nursery: jobs.Nursery, folder: Path, plan: Plan, times: dict[str, str]) -> None:
         self._plan = plan
@@ -178,13 +178,13 @@ class _ServedJob(ServedJob):
 
 
 def mpi_python() -> str:
-    """Return the Python with mpi4py and mpiexec beside it; empty: there is none."""
+    """Return a Python with mpi4py and with mpiexec in its folder; empty: there is none."""
     python = os.environ.get("KVSTORE_BENCH_MPICH") or sys.executable
     return python if shutil.which("mpiexec", path=str(Path(python).parent)) else ""
 
 
 class Mpi(Group):
-    """Processes that mpiexec has started, and ends if one of them ends badly."""
+    """Processes of mpiexec, which ends all of them if one fails."""
 
     def start(self) -> None:
         python = mpi_python()
@@ -230,7 +230,7 @@ class Mpi(Group):
 
 
 def _is_gone(pid: int) -> bool:
-    """Wait for the end of a process whose launcher has ended."""
+    """Wait for the end of a process after that of its launcher."""
     end = time.monotonic() + _LEAVES
     status = Path(f"/proc/{pid}/status")
     while time.monotonic() < end:
@@ -244,6 +244,6 @@ def _is_gone(pid: int) -> bool:
 
 
 def group(nursery: jobs.Nursery, plan: Plan, promised: Promise) -> Group:
-    """Make the processes of a run; none of the workers is started."""
+    """Make the processes of a run; no worker is started yet."""
     kinds: dict[str, type[Group]] = {"local": Threads, "mpi": Mpi, **dict.fromkeys(SERVED, Served)}
     return kinds.get(plan.store, Group)(nursery, plan, promised)

@@ -14,7 +14,7 @@ from .group import Ended
 
 Finder = Callable[[list[Event], int, float], float]
 _KINDS = {"local": "local", "dist_async": "async"}
-#: Errors that tell of a loss. MPI's waits for a process that stands still have a deadline, and nothing else.
+#: Errors that report a loss. In MPI only a deadline ends a wait for a stopped process.
 _TOLD = ("PeerLostError", "FencedError", "TimeoutError")
 
 
@@ -24,7 +24,7 @@ def events_of(plan: Plan) -> list[Event]:
 
 
 def wrong(plan: Plan, events: list[Event], faults: list[Fault], promised: Promise) -> list[str]:
-    """Return what the history breaks."""
+    """Return the violations of the history."""
     if plan.store == "mpi":
         events = [one._replace(error="Abandoned") if one.error == "TimeoutError" else one for one in events]
     history = History(
@@ -35,7 +35,7 @@ def wrong(plan: Plan, events: list[Event], faults: list[Fault], promised: Promis
 
 
 def crashed(plan: Plan, ended: list[Ended]) -> list[str]:
-    """Return the workers that ended badly, without the victim."""
+    """Return the workers other than the victim that failed."""
     return [
         f"worker {rank} ended with {one.code}: {one.said[-600:]}"
         for rank, one in enumerate(ended)
@@ -49,8 +49,8 @@ def crashed(plan: Plan, ended: list[Ended]) -> list[str]:
 def told(plan: Plan, events: list[Event], faults: list[Fault], ended_at: float = math.inf) -> list[float]:
     """Return for each survivor the seconds until it raised an error, or continued; infinity: neither.
 
-    What passes by itself is counted from its end, and not by those who were done by then: without rounds
-    nobody waits for one that stands still. Where the launcher ends a job, its end tells all.
+    A temporary fault is counted from its end, and only for workers that were not done by then: without rounds
+    no worker waits for a stopped process. Where the launcher ends a job, its end counts for all workers.
     """
     fault = faults[0]
     start = fault.end if plan.heals and fault.end < math.inf else fault.start
@@ -64,7 +64,7 @@ def told(plan: Plan, events: list[Event], faults: list[Fault], ended_at: float =
 
 
 def _was_done(events: list[Event], slot: int, at: float) -> bool:
-    """Whether a worker had only to close its store at this time, and could."""
+    """Return whether a worker had finished all calls but `close` at this time, and could close its store."""
     own = [one for one in events if one.slot == slot]
     closed = any(one.verb == "close" and one.good for one in own)
     return closed and all(one.returned <= at for one in own if one.verb != "close")
@@ -76,12 +76,12 @@ def _raised(events: list[Event], slot: int, start: float) -> float:
 
 
 def _is_beyond(read: Event, own: dict[object, int], last: dict[object, int]) -> bool:
-    """Whether a read is of rounds that the lost one has not pushed into."""
+    """Return whether a read is of rounds without a push of the lost worker."""
     return all(own.get(key, 0) > last.get(key, -1) for key in read.read)
 
 
 def _went_on(plan: Plan, events: list[Event]) -> Finder:
-    """Return what finds a later read, of a round that the lost one has not pushed into."""
+    """Return a function that finds the first later read of a round without a push of the lost worker."""
     last: dict[object, int] = {}
     if plan.victim_is_worker and not plan.heals and plan.store in ("shared", "dist_sync", "hierarchy"):
         for one in events:

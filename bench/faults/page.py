@@ -15,7 +15,7 @@ from .cells import FAULTS, STORES, Cell, impossible
 from .trial import Outcome
 
 _HEAD = ["fault", "runs", "wrong", "hangs", "leftovers", "p50", "p99", "worst"]
-_FOUND = 20  # bad runs of a cell that the JSON has in words
+_FOUND = 20  # bad runs of a cell with a description in the JSON
 
 
 @dataclass
@@ -29,8 +29,8 @@ class Row:
     wrong: list[int] = field(default_factory=list)  # seeds
     hangs: list[int] = field(default_factory=list)
     leftovers: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)  # of each surviving worker, in each run
-    found: list[list[Any]] = field(default_factory=list)  # seed, and what it was
+    seconds: list[float] = field(default_factory=list)  # of each surviving worker and run
+    found: list[list[Any]] = field(default_factory=list)  # seed and description
 
     def add(self, outcome: Outcome) -> None:
         """Add a run."""
@@ -52,11 +52,11 @@ class Row:
 
 
 class Table:
-    """Rows of all cells that were run, by cell; on a file."""
+    """The rows of all cells with runs, by cell, in a file."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.rows: dict[Cell, Row] = {}
-        self.calls: list[dict[str, Any]] = []  # of the program, and where each ran
+        self.calls: list[dict[str, Any]] = []  # calls of the program, with their conditions
         if path is not None and path.exists():
             content = json.loads(path.read_text())
             self.calls = content["calls"]
@@ -84,7 +84,7 @@ def page(of: Table, soak: str = "") -> str:
     """Write the page."""
     parts = ["# Faults", _about(of), *_faults()]
     for load in sorted({cell.load for cell in of.rows}):
-        parts.append(f"## Beside {load} busy processes" if load else "## Without busy processes beside")
+        parts.append(f"## With {load} other busy processes" if load else "## Without other busy processes")
         for store in STORES:
             parts += _section(of, store, load)
     parts += [*_bad(of), soak]
@@ -97,48 +97,48 @@ def _about(of: Table) -> str:
     said = "{wrong} wrong, {hangs} with hangs, {leftovers} with leftovers".format(**sums)
     how = " ".join(_measured(of.calls))
     return f"""\
-Small jobs of 2 or 3 workers (and 1 or 2 servers), something that happens to each at a random
-instant, and what came of it. {sum(row.runs for row in rows)} runs: {said}. Written by `python -m
+Small jobs of 2 or 3 workers (and 1 or 2 servers), each with one fault at a random instant, and their
+outcomes. {sum(row.runs for row in rows)} runs: {said}. Written by `python -m
 bench faults --write faults`; the numbers are in
 [bench/results/faults.json](../../bench/results/faults.json).
 
 {how}
 
-- **wrong**: runs in which a value, an error or an exit is not what [Stores](../stores.md) promises.
-  Each call is recorded, and the [history](../decisions/0029-histories.md) is checked: no push lost,
-  none twice, rounds whole, and the same for all.
-- **hangs**: runs in which somebody was told later than promised, or did not end. Promised is the
-  time after which a process is lost, and 3 s, of which a busy machine has more; without a
-  scheduler, that has no journal, three times the first: rounds do not need it, so servers end
-  first, and then workers miss these.
+- **wrong**: runs in which a value, an error or an exit differs from the promises in [Stores](../stores.md).
+  Each call is recorded, and the [history](../decisions/0029-histories.md) is checked: no push is lost or
+  applied twice, and rounds are complete and equal for all workers.
+- **hangs**: runs in which a worker raised its error later than promised, or a process did not end. The
+  promise is the time after which a process is lost, plus 3 s, and more on a busy machine. For a killed
+  scheduler without a journal it is three times the first part: rounds do not need the scheduler, so the
+  servers end first, and then the workers detect the loss of the servers.
 - **leftovers**: runs after which a name of kvstore's in `/dev/shm`, a file in `$TMPDIR`, or a server or
   scheduler was left. MPICH leaves names of its own when its processes are killed.
-- **p50, p99, worst**: seconds from the fault until a worker that is left raised the error, or,
-  where the job goes on (`on_peer_loss="continue"`, a worker that has closed its store, or a fault
-  that passes), until it had read a round without the lost one. Of all workers of all runs. What
-  passes by itself is counted from its end.
+- **p50, p99, worst**: seconds from the fault until a surviving worker raised the error, or, where the
+  job continues (`on_peer_loss="continue"`, a worker that has closed its store, or a temporary fault),
+  until it had read a round without the lost worker; over all workers of all runs. A temporary fault is
+  counted from its end.
 
 A run is drawn from its seed: sizes, the instant, the victim, `"raise"` or `"continue"`, sums that
 replace the value or an optimizer that adds them up. With servers, a process is lost after 1.5 s
-without a sign of life, beside busy processes after 5 s (the default); in `shared`, at once if it is
-dead, and after 5 s if it stands still. `mpi` is MPICH, which ends all processes if one is lost, and
-does not notice one that stands still: waits have a deadline there, of 4 s. MPICH can complete a sum
-without the part of a process that is killed in it, in the tenth of a second before the others are
-ended: kvstore raises `PeerLostError` instead."""
+without a heartbeat, with other busy processes after 5 s (the default); in `shared`, at once if it is
+dead, and after 5 s if it is stopped. `mpi` is MPICH, which ends all processes if one is lost, and
+does not detect a stopped process: waits have a deadline of 4 s there. If a process is killed during a
+sum, MPICH can complete the sum without its part, in the 0.1 s before it ends the other processes:
+kvstore raises `PeerLostError` instead."""
 
 
 def _measured(calls: list[dict[str, Any]]) -> Iterator[str]:
-    """Say where, and beside what, of calls of one kind together."""
+    """Yield a sentence on the conditions of all calls with the same conditions."""
     kinds: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
     for one in calls:
         kinds.setdefault((one["machine"], one["load"], one["at_once"]), []).append(one)
     for (where, load, at_once), some in kinds.items():
         runs, minutes = (sum(one[name] for one in some) for name in ("runs", "minutes"))
         busy = sorted(one["load_average"] for one in some)
-        beside = f", beside {load} busy processes" if load else ""
+        beside = f", with {load} other busy processes" if load else ""
         yield (
-            f"{runs} runs in {minutes:.0f} minutes, {at_once} side by side{beside}, on {where}; load "
-            f"averages of a minute were {busy[0]} to {busy[-1]}, of other work, too."
+            f"{runs} runs in {minutes:.0f} minutes, {at_once} at a time{beside}, on {where}; load "
+            f"averages of a minute, of other work too, were {busy[0]} to {busy[-1]}."
         )
 
 
@@ -160,7 +160,7 @@ def _section(of: Table, store: str, load: int) -> Iterator[str]:
         if reason := impossible(store, fault):
             reasons.setdefault(reason, []).append(fault)
     if reasons and not load:
-        yield "Cannot be: " + "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items()) + "."
+        yield "Impossible: " + "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items()) + "."
 
 
 def _cells(row: Row) -> list[str]:
@@ -170,7 +170,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def percentiles(seconds: Iterable[float]) -> list[float]:
-    """Return median, 99th percentile and worst, each one that was measured; nothing of nothing."""
+    """Return median, 99th percentile and worst, each a measured value; an empty list if there are none."""
     ordered = sorted(seconds)
     if not ordered:
         return []

@@ -1,7 +1,7 @@
-"""``python -m bench soak``: a job of each store that works for long, and whether anything in it grows.
+"""``python -m bench soak``: a long job of each store, and the growth of its processes.
 
-Memory, descriptors and threads of each process are looked at twelve times, and the median of a round's time
-is taken as often. The first of these is not in the slopes.
+Memory, descriptors and threads of each process are sampled twelve times, with the median time of a round.
+The slopes are without the first sample.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _STARTS = 60.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a job of each store for so long, print the table, and write it."""
+    """Run a job of each store for the given time, print the table, and write it."""
     parser = argparse.ArgumentParser(prog="python -m bench soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=_HOUR)
     parser.add_argument("--stores", nargs="+", choices=STORES, default=STORES, metavar="STORE")
-    parser.add_argument("--at-once", type=int, default=1, help="so many jobs side by side")
+    parser.add_argument("--at-once", type=int, default=1, help="number of concurrent jobs")
     parser.add_argument("--write", default="", metavar="NAME", help="bench/results/NAME.json, or PATH.json")
     options = parser.parse_args(arguments)
     stores = [store for store in options.stores if store != "mpi" or mpi_python()]
@@ -61,13 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _others(path: Path, stores: set[str]) -> list[dict[str, Any]]:
-    """Return the jobs of other stores that were written before."""
+    """Return the earlier jobs of other stores."""
     before = json.loads(path.read_text())["jobs"] if path.exists() else []
     return [job for job in before if job["store"] not in stores]
 
 
 def soak(nursery: SharedNursery, store: str, seconds: float) -> dict[str, Any]:
-    """Run one job; return what was seen of it."""
+    """Run one job; return its samples."""
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     plan = Plan(
         store, "", 0, str(folder), 2, 1, "last", "raise", "soak", 0, 0.0, -1, "", True, seconds, seconds
@@ -76,7 +76,7 @@ def soak(nursery: SharedNursery, store: str, seconds: float) -> dict[str, Any]:
     try:
         made.start()
         samples = _sampled(made, plan)
-        # The last look was half a window ago.
+        # The last sample was half a window ago.
         ended = made.finish(time.monotonic() + seconds / WINDOWS + _ENDS)
         others = made.others(time.monotonic() + _ENDS)
         workers = {f"worker {rank}": one for rank, one in enumerate(ended)}
@@ -89,7 +89,7 @@ def soak(nursery: SharedNursery, store: str, seconds: float) -> dict[str, Any]:
 
 
 def _sampled(made: Group, plan: Plan) -> dict[str, list[list[float]]]:
-    """Look at all processes in the middle of each window: time, kilobytes, descriptors, threads."""
+    """Sample all processes in the middle of each window: time, kilobytes, descriptors, threads."""
     start = _started(plan)
     seen: dict[str, list[list[float]]] = {}
     for window in range(WINDOWS):
@@ -121,7 +121,7 @@ def _processes(made: Group) -> dict[str, int]:
 
 
 def _look(pid: int) -> list[float] | None:
-    """Return what a process has now: kilobytes in memory, descriptors, threads. None: it has ended."""
+    """Return the kilobytes in memory, descriptors and threads of a process. None: it has ended."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     words = dict(line.split(":", 1) for line in lines)
     if "VmRSS" not in words:
@@ -141,22 +141,22 @@ def _latencies(folder: Path) -> dict[str, list[list[float]]]:
 
 
 def section(path: Path) -> str:
-    """Return the part of the page, from what was written; nothing if there is nothing."""
+    """Return the section of the page, from the JSON; empty if there is none."""
     return text_of(json.loads(path.read_text())) if path.exists() else ""
 
 
 def text_of(content: dict[str, Any]) -> str:
-    """Lay out the table."""
+    """Format the table."""
     head = "| store | minutes | process | memory | per hour | descriptors | threads | a round | per hour |"
     rows = [row for job in content["jobs"] for row in _rows(job)]
     about = f"""\
-Two workers (and a server) that did the same rounds for so many minutes, on
-{content["machine"]}. First and last of {WINDOWS} looks; the slopes are those of a straight line
-through all but the first one, and rise and fall with the noise of a short run. A round is a
+Two workers (and a server) that repeated the same rounds, on
+{content["machine"]}. The first and last of {WINDOWS} samples; the slopes are those of a straight line
+through all but the first sample, and vary with the noise of a short run. A round is a
 pushpull of 4 KB and 1 MB; its time is the median of a twelfth of the job. Written by `python -m
 bench soak --write soak`; the numbers are in
 [bench/results/soak.json](../../bench/results/soak.json)."""
-    return "\n\n".join(["## Jobs that run for long", about, "\n".join([head, "|" + "---|" * 9, *rows])])
+    return "\n\n".join(["## Long jobs", about, "\n".join([head, "|" + "---|" * 9, *rows])])
 
 
 def _rows(job: dict[str, Any]) -> list[str]:

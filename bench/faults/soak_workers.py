@@ -1,4 +1,4 @@
-"""What workers of a long job do: the same two rounds again and again, whose times they write down."""
+"""The workers of a long job: they repeat the same two rounds, and write the times to a file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 from .cells import Plan
 
 _SIZES = {"small": 1_000, "large": 250_000}  # float32: 4 KB and 1 MB
-_REST = 0.01  # seconds between rounds: two busy cores have time for others
+_REST = 0.01  # seconds between rounds, so that two busy cores have time for other processes
 WINDOWS = 12  # in which a median is taken
 
 
 def soaks(plan: Plan, store: Any, slot: int) -> str:
-    """Be a worker, until all have found that the time is over."""
+    """Run as a worker until the time is over on all workers."""
     store.init([*_SIZES, "over"], [*(np.zeros(size, np.float32) for size in _SIZES.values()), np.zeros(1)])
     _loop(plan, store, slot, _any if plan.store != "dist_async" else _own)
     store.close()
@@ -26,7 +26,7 @@ def soaks(plan: Plan, store: Any, slot: int) -> str:
 
 
 def soaks_in_threads(plan: Plan, store: Any) -> None:
-    """Let threads of one process do it."""
+    """Run the workers as threads of one process."""
     store.init(list(_SIZES), [np.zeros(size, np.float32) for size in _SIZES.values()])
     running = [threading.Thread(target=_loop, args=(plan, store, slot, _own)) for slot in range(plan.workers)]
     for one in running:
@@ -36,7 +36,7 @@ def soaks_in_threads(plan: Plan, store: Any) -> None:
 
 
 def _any(store: Any, over: bool) -> bool:
-    """Whether the time is over for anybody: all leave after the same round."""
+    """Return whether the time is over on any worker: all end after the same round."""
     value = np.array([float(over)])
     store.pushpull("over", value)
     return bool(value[0] > 0)

@@ -28,7 +28,7 @@ class MissedError(Exception):
 
 
 def strike(group: Group, plan: Plan) -> list[Fault]:
-    """Wait for the instant, do it, and return what it was."""
+    """Wait for the instant, cause the fault, and return it."""
     folder = Path(plan.folder)
     _until(folder / f"at.{plan.victim if plan.victim_is_worker else 0}", group)
     if plan.how:
@@ -45,7 +45,7 @@ def _until(path: Path, group: Group) -> None:
     end = time.monotonic() + _PATIENCE
     while not path.exists():
         if time.monotonic() > end:
-            raise MissedError(f"there was no {path.name}")
+            raise MissedError(f"no file {path.name}")
         time.sleep(0.001)
 
 
@@ -118,13 +118,13 @@ _STRIKES: dict[str, Callable[[Any, Plan, float], list[Fault]]] = {
 }
 
 
-_ENDS = 30.0  # seconds in which a job that knows what happened ends
-#: What a run's folder may have at its end, beside histories.
+_ENDS = 30.0  # seconds until a job has ended after its errors
+#: Files that a run's folder can have at its end.
 _OURS = ("at.*", "*.history", "struck", "tmp", "snapshots", "journal", "*.pid", "*.end", "output")
 
 
 class Outcome(NamedTuple):
-    """What came of one run."""
+    """The outcome of one run."""
 
     seed: int
     wrong: tuple[str, ...] = ()
@@ -135,7 +135,7 @@ class Outcome(NamedTuple):
 
 
 def run(nursery: jobs.Nursery, cell: Cell, seed: int, keep: bool = False) -> Outcome:
-    """Run a job, cause its fault, and judge it; with `keep` the folder of a bad run stays."""
+    """Run a job, cause its fault, and judge it; with `keep` the folder of a bad run is kept."""
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     promised = promise(cell, pace.slowness())
     plan = drawn(cell, seed, str(folder), promised)
@@ -175,7 +175,7 @@ def _judged(
         slots = {one.slot for one in events}
         all_faults = [*faults, *(Fault("killed", slot=slot, start=faults[0].start) for slot in slots)]
     seconds = judge.told(plan, events, faults, ended_at)
-    late = [f"told after {one:.2f} s" for one in seconds if one > promised.seconds]
+    late = [f"error after {one:.2f} s" for one in seconds if one > promised.seconds]
     hung = [f"worker {rank} did not end: {one.said[-600:]}" for rank, one in enumerate(ended) if one.hung]
     return Outcome(
         plan.seed,
@@ -187,7 +187,7 @@ def _judged(
 
 
 def leftovers(plan: Plan, others: dict[str, Ended]) -> list[str]:
-    """Return processes that did not end by themselves, and files that were not deleted."""
+    """Return processes that did not end, and files that were not deleted."""
     folder = Path(plan.folder)
     there = [path.name for path in folder.iterdir() if not any(path.match(one) for one in _OURS)]
     there += [f"{path}" for path in (folder / "tmp").iterdir()]

@@ -25,23 +25,23 @@ from .cells import Plan
 from .soak_workers import soaks, soaks_in_threads
 
 LOSS = (kv.PeerLostError, kv.FencedError)
-REST = 10  # rounds after that of the fault; then each worker waits until it has happened
+REST = 10  # rounds after that of the fault; then each worker waits for the fault
 AFTER = 15  # and rounds after these
 _PATIENCE = 60.0
-_KEYS = 40  # new ones, for the rounds with init
+_KEYS = 40  # new keys, for the rounds with init
 _MORE = {"memory": 96 << 20, "disk": 16 << 20}
 _HUGE = {"memory": 1 << 26, "disk": 1 << 23}  # float32
 
 
 def numbers(plan: Plan) -> dict[str, Numbers]:
-    """Return how the values of the keys are made."""
+    """Return the kind of the keys' values."""
     slots = plan.workers
     made = {key: Numbers(slots, plan.keeps, cells, words=16) for key, cells in CELLS.items()}
     return made | {f"i{at}": Numbers(slots, plan.keeps, 1, words=1) for at in range(_KEYS)}
 
 
 def works(told: list[Any], slot: int) -> str:
-    """Be one worker; return how it ended."""
+    """Run as one worker; return how it ended."""
     plan = Plan(*told)
     kind = "dist_sync" if plan.store == "hierarchy" else plan.store
     options: dict[str, Any] = {} if plan.store == "mpi" else {"on_peer_loss": plan.on_peer_loss}
@@ -84,7 +84,7 @@ class Worker:
             self.store.store.set_optimizer(kv.optimizer.SGD(learning_rate=-1.0))
 
     def rounds(self) -> Iterator[int]:
-        """Count rounds; in some of them something happens, or is waited for."""
+        """Count rounds; wait for the fault in some of them."""
         last = self.plan.at + REST + AFTER
         at = 0
         while at < last or (self.plan.until_told and self.plan.store != "mpi" and self._is_early()):
@@ -110,7 +110,7 @@ class Worker:
         end = time.monotonic() + _PATIENCE
         while not (self.folder / "struck").exists():
             if time.monotonic() > end:
-                raise TimeoutError("the fault did not come")
+                raise TimeoutError("the fault did not occur")
             time.sleep(0.002)
         self._struck = time.monotonic()
 
@@ -160,7 +160,7 @@ class Worker:
 
 
 def hurts_itself(worker: Worker) -> None:
-    """End in some way, at this instant."""
+    """End in the given way, at this instant."""
     plan, store = worker.plan, worker.store
     time.sleep(plan.after)
     _note(worker)
@@ -178,14 +178,14 @@ def hurts_itself(worker: Worker) -> None:
 
 
 def _note(worker: Worker) -> None:
-    """Write down the time; the other workers continue."""
+    """Write the time to a file; the other workers continue."""
     part = worker.folder / "part"
     part.write_text(repr(time.monotonic()))
     part.rename(worker.folder / "struck")
 
 
 def starve(store: Any, what: str) -> NoReturn:
-    """Make a key that does not fit; the error ends the caller."""
+    """Make a key that does not fit into memory; the error ends the caller."""
     number = resource.RLIMIT_AS if what == "memory" else resource.RLIMIT_FSIZE
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before, hard = resource.getrlimit(number)
@@ -196,7 +196,7 @@ def starve(store: Any, what: str) -> NoReturn:
         store.init("huge", np.broadcast_to(np.zeros((), np.float32), _HUGE[what]))
     finally:
         resource.setrlimit(number, (before, hard))
-    raise AssertionError("there was room for the key")
+    raise AssertionError("the key fits into memory")
 
 
 # ------------------------------------------------------------------------------------------------- threads
@@ -224,7 +224,7 @@ def threads(told: list[Any]) -> str:
 
 
 class _Thread(Worker):
-    """A thread: it begins nothing, and closes nothing."""
+    """A thread of one process; `threads` creates and closes the store for all of them."""
 
     def one_round(self, at: int) -> None:
         verb = self._own.choice(["push", "pull", "pull", "pushpull"])
@@ -246,7 +246,7 @@ def _thread(plan: Plan, store: Any, made: dict[str, Numbers], slot: int) -> None
 
 
 def main() -> None:
-    """Be a process that mpiexec has started: ``python -m bench.faults.workers PLAN``."""
+    """Run as a process of mpiexec: ``python -m bench.faults.workers PLAN``."""
     told = json.loads(sys.argv[1])
     rank = int(os.environ["PMI_RANK"])
     folder = Path(told[Plan._fields.index("folder")])

@@ -1,1 +1,1 @@
-"""Rivals behind one interface; each may run in a process, and an environment, of its own."""
+"""Rivals with one interface; each can run in its own process and environment."""

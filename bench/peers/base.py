@@ -1,4 +1,4 @@
-"""The interface of every peer, and how it is timed."""
+"""The interface of each peer, and its timing."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Call = Callable[[], Any]
 
 
 class Unsupported(Exception):
-    """The peer has nothing that does this case."""
+    """The peer does not support this case."""
 
 
 class Peer:
-    """One way to do a case.
+    """An implementation of cases.
 
-    `prepare` makes the arrays, makes one call, and returns what that call produced. Afterwards `variants`
-    names the ways to make the call again; the best one counts. Each process of a group has one such peer, and
-    all have the same variants. `cpu` is what the last run took of the processor, in seconds.
+    `prepare` makes the arrays, makes one call, and returns its result. Then `variants` has the ways to repeat
+    the call; the fastest way counts. Each process of a group has one such peer, with the same variants. `cpu`
+    is the processor seconds of the last run.
     """
 
-    #: What the cases of its claim are.
+    #: The class of the cases of its claim.
     case_type: ClassVar[type[Case]] = LocalCase
 
     case: Any
@@ -38,14 +38,14 @@ class Peer:
     cpu = 0.0
 
     def __init__(self, place: Any = None) -> None:
-        """Create the peer; `place` is that of its worker in the group."""
+        """Create the peer; `place` is the place of its worker in the group."""
 
     def prepare(self, case: Any) -> list[Array]:
-        """Get ready, call once, and return the result: the outs, or after a push alone what is stored."""
+        """Prepare, call once, and return the result: the outs, or after a push alone the stored values."""
         raise NotImplementedError
 
     def run(self, variant: str, repeats: int) -> list[float]:
-        """Seconds that each of `repeats` calls took."""
+        """Return the seconds of each of `repeats` calls."""
         with no_collections():
             return timed(self.variants[variant], repeats)
 
@@ -54,12 +54,12 @@ class Peer:
         self.variants = {}
 
     def close(self) -> None:
-        """Leave in good order."""
+        """Close the connections of the peer."""
 
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Inside, the garbage collector is off."""
+    """Disable the garbage collector inside."""
     gc.collect()
     gc.disable()
     try:
@@ -69,7 +69,7 @@ def no_collections() -> Iterator[None]:
 
 
 def timed(call: Call, repeats: int) -> list[float]:
-    """Time `repeats` calls one by one."""
+    """Return the seconds of each of `repeats` calls."""
     times = [0.0] * repeats
     for i in range(repeats):
         start = perf_counter()
@@ -79,12 +79,12 @@ def timed(call: Call, repeats: int) -> list[float]:
 
 
 def fields(*groups: tuple[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """List the fields of a structure of C: each group has names, and their type."""
+    """Return the fields of a structure of C: each group has names, and their type."""
     return tuple((name, kind) for names, kind in groups for name in names.split())
 
 
 def all_of(calls: Sequence[Call]) -> Call:
-    """Make one call of several."""
+    """Return one call that makes several calls."""
 
     def call() -> None:
         for one in calls:
@@ -94,7 +94,7 @@ def all_of(calls: Sequence[Call]) -> Call:
 
 
 def digest(results: list[Array]) -> list[float]:
-    """Squeeze arrays into a few numbers that peers can be compared by."""
+    """Reduce arrays to a few numbers, by which results of peers are compared."""
     few = results if len(results) <= 8 else [results[0], results[len(results) // 2], results[-1]]
     numbers = []
     for array in few:

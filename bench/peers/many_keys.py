@@ -1,4 +1,4 @@
-"""``python bench/peers/many_keys.py STORE KEYS FOLDER``: a worker that times calls with so many keys.
+"""``python bench/peers/many_keys.py STORE KEYS FOLDER``: a worker that times calls with many keys.
 
 The keys have four floats each. The worker writes the seconds of each push and pull to the folder. The
 program imports kvstore alone, so it also runs with an older one.
@@ -15,7 +15,7 @@ import numpy as np
 
 import kvstore as kv
 
-#: Pairs of calls that are not timed, the fewest and the most that are, and the keys that these have together.
+#: Pairs of calls that are not timed, the fewest and the most timed pairs, and the sum of their keys.
 WARM_UP, LEAST, MOST, TOGETHER = 2, 5, 100, 200_000
 
 

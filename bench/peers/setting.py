@@ -1,4 +1,4 @@
-"""How a peer is started: its interpreter, its variables and the number of its processes."""
+"""The start of a peer: its interpreter, its variables and the number of its processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Setting:
     env: tuple[tuple[str, str], ...] = ()
     processes: int = 1  # workers
     servers: int = 1
-    column: str = ""  # of the tables, where that is not the name
+    column: str = ""  # in the tables, if it differs from the name
 
     def command(self, module: str, *arguments: object) -> list[str]:
         """Return the command that runs the `main` of a module of `bench.peers` with this peer."""

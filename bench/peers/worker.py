@@ -19,7 +19,7 @@ from bench.peers.base import Peer, Unsupported, digest
 from bench.peers.group.link import Gate, Link, Place
 from bench.runner import machine
 
-#: By claim: what a setting calls the peer, and where its class is in the claim's folder.
+#: By claim: the name of the peer in a setting, and the place of its class in the claim's folder.
 PEERS = {
     "local": {
         "ours": "ours:Ours",
@@ -78,17 +78,17 @@ PEERS = {
     },
     "training": {"torch": "worker:Training"},
 }
-#: Claims whose peers are in the folder of another one.
+#: Claims whose peers are in the folder of another claim.
 FOLDERS = {"hosts": "dist"}
-#: In `shared` these have no threads beside the worker: each worker stays on a core where there are enough.
-#: Without that the scheduler may put two that spin, or two that wake each other, on one core.
-#: Workers of other claims have threads, and may roam.
+#: In `shared` these peers have no other threads: each worker is pinned to a core if there are enough.
+#: Else the kernel could place two that spin, or two that wake each other, on one core.
+#: Workers of other claims have threads, and are not pinned.
 BOUND = ("ours", "limit", "bare", "cma", "memcpy", "line", "futex", "openmpi", "mpich", "deepspeed")
 RANKS = ("KVSTORE_BENCH_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "KVSTORE_RANK")
 
 
 def make(claim: str, name: str, *place: Any) -> Peer:
-    """Import and make a peer; of several entries that one peer has, the name begins with that of the peer."""
+    """Import and make a peer; the names of its entries begin with the name of the peer."""
     module, _, kind = PEERS[claim][name.partition(" ")[0]].partition(":")
     peer: Peer = getattr(importlib.import_module(f"bench.peers.{FOLDERS.get(claim, claim)}.{module}"), kind)(
         *place
@@ -97,7 +97,7 @@ def make(claim: str, name: str, *place: Any) -> Peer:
 
 
 def answer(peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
-    """Do one request."""
+    """Handle one request."""
     if request["do"] == "run":
         return {"times": peer.run(request["variant"], request["repeats"]), "cpu": peer.cpu}
     peer.release()
@@ -112,7 +112,7 @@ def answer(peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def attempt(peer: Callable[[], Peer], request: dict[str, Any]) -> dict[str, Any]:
-    """Do one request, or say what went wrong."""
+    """Handle one request, or return the error."""
     try:
         return answer(peer(), request)
     except Exception:
@@ -120,13 +120,13 @@ def attempt(peer: Callable[[], Peer], request: dict[str, Any]) -> dict[str, Any]
 
 
 def die_with_parent() -> None:
-    """Leave no stopped process behind if the parent is killed; Linux only."""
+    """End this process if its parent is killed, even while stopped; Linux only."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
 
 
 def fork(serve: Callable[[], object]) -> int:
-    """Run `serve` in a process of its own, which ends when this one does; return its number."""
+    """Run `serve` in a child process, which ends with this process; return its id."""
     if pid := os.fork():
         return pid
     try:
@@ -137,7 +137,7 @@ def fork(serve: Callable[[], object]) -> int:
 
 
 def serve(claim: str, name: str, address: str, rank: int, workers: int) -> None:
-    """Answer until the bench disconnects."""
+    """Answer requests until the bench disconnects."""
     if claim == "shared" and name in BOUND:
         _bind(rank, workers)
     link = Link(address, rank)
@@ -162,7 +162,7 @@ def _bind(rank: int, workers: int) -> None:
 
 
 def _leave(found: list[Peer]) -> None:
-    """Close in good order, but in ten seconds at most."""
+    """Close the peer, in ten seconds at most."""
     timer = threading.Timer(10, os._exit, (1,))
     timer.daemon = True
     timer.start()
@@ -174,7 +174,7 @@ def _leave(found: list[Peer]) -> None:
 
 
 def main() -> None:
-    """Serve the peer named on the command line; what libraries print is written to standard error."""
+    """Serve the peer named on the command line; the output of libraries is written to standard error."""
     die_with_parent()
     np.seterr(all="ignore")
     os.dup2(2, 1)

@@ -34,12 +34,12 @@ def panels(count: int, **options: Any) -> tuple[Any, Any]:
 
 
 def point(place: float, figures: Sequence[float]) -> Point:
-    """Sum up what was measured at a place."""
+    """Return the point of the figures of one place."""
     return place, statistics.median(figures), min(figures), max(figures)
 
 
 def band(axis: Any, points: Iterable[Point], colour: int, label: str, marker: str = "o") -> None:
-    """Draw a line through the medians, and what lies between the lowest and the highest figures."""
+    """Draw a line through the medians, and the area between the lowest and the highest figures."""
     places, middle, low, high = zip(*points, strict=True)
     axis.plot(places, middle, marker=marker, color=f"C{colour % 10}", label=label)
     axis.fill_between(places, low, high, alpha=0.15, color=f"C{colour % 10}")

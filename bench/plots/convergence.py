@@ -35,7 +35,7 @@ def draw(results: dict[str, Any], target: Any) -> None:
 
 
 def shown(task: dict[str, Any]) -> list[dict[str, Any]]:
-    """Pick what has a curve: each codec, the coarse ones with the same multiple in every task."""
+    """Return the recipes with a curve: each codec, 2bit and 1bit with the same multiple in each task."""
     return [recipe for recipe in task["recipes"] if recipe["multiple"] in (0, SHOWN)]
 
 

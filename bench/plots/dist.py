@@ -1,4 +1,4 @@
-"""How cost grows: time over bytes, keys, workers and servers."""
+"""The growth of the cost: time over bytes, keys, workers and servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Lines = dict[str, list[plots.Point]]
 
 
 def draw(results: dict[str, Any], target: Path) -> None:
-    """Four panels: time over bytes, over keys, over workers and over servers.
+    """Draw four panels: time over bytes, over keys, over workers and over servers.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def _plain(case: Case) -> bool:
 
 
 def curves(cases: list[Case], over: str) -> Lines:
-    """For each entry, and the better one of its ways of calling: where, and how long."""
+    """Return, for each entry and its faster way of calling, the places and the times."""
     found: Lines = {}
     for case in cases:
         for entry in DRAWN:

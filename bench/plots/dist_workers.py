@@ -10,7 +10,7 @@ from bench.claims.dist_workers import PEERS, SIZES
 
 
 def draw(results: dict[str, Any], target: Any) -> None:
-    """One panel for each size; where the cost is linear in the workers, lines are level."""
+    """Draw one panel for each size; where the cost is linear in the workers, lines are level."""
     figure, axes = plots.panels(len(SIZES))
     for axis, (size, nbytes) in zip(axes, SIZES.items(), strict=True):
         for colour, peer in enumerate(PEERS):

@@ -9,7 +9,7 @@ from bench import plots
 
 Case = dict[str, Any]
 
-#: Group, label of the axis, and where a case stands on it.
+#: Group, label of the axis, and the place of a case on it.
 PANELS: tuple[tuple[str, str, Callable[[Case], float]], ...] = (
     ("workers", "workers, 64 servers", lambda one: one["about"]["workers"]),
     ("servers", "servers, 1,024 workers", lambda one: one["about"]["servers"]),
@@ -22,7 +22,7 @@ _MARKS = {"server link": "s", "worker link": "o", "server core": "^", "worker co
 
 
 def draw(results: dict[str, Any], target: Any) -> None:
-    """One panel for each axis; the mark says what the step is bound by."""
+    """Draw one panel for each axis; the mark shows the bottleneck of the step."""
     figure = plots.figure(15, 8)
     axes = figure.subplots(2, 3).flat
     for axis, (group, label, place) in zip(axes, PANELS, strict=True):

@@ -13,7 +13,7 @@ LEGEND = {**PEERS, "limit": "compiled limit", "cma": "process_vm_readv limit"}
 
 
 def draw(results: dict[str, Any], target: Path) -> None:
-    """One panel for each number of processes and home of the arrays; a line for each peer.
+    """Draw one panel for each number of processes and home of the arrays; a line for each peer.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def draw(results: dict[str, Any], target: Path) -> None:
 
 
 def curves(cases: list[dict[str, Any]], processes: int, home: str) -> dict[str, list[plots.Point]]:
-    """For each peer: bytes, and median, lowest and highest ratio, of sums of one array."""
+    """Return, for each peer, bytes, and median, lowest and highest ratio, of sums of one array."""
     found: dict[str, list[plots.Point]] = {}
     for case in cases:
         kind = case["processes"], case["home"], case["verb"], case["keys"], case["pages"], case["wait"]

@@ -1,4 +1,4 @@
-"""Steps beside one without exchange, in a panel for each place, and losses."""
+"""Steps compared with a step without exchange, in a panel for each place, and losses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KNOWN = {case.name: case for case in all_cases()}
 
 
 def draw(results: dict[str, Any], target: Path) -> None:
-    """Draw what there is.
+    """Draw all results.
 
     Raises
     ------

@@ -1,1 +1,1 @@
-"""What measures every claim, and writes its page."""
+"""The engine that measures each claim and writes its page."""

@@ -1,4 +1,4 @@
-"""What a claim says of itself: its cases, its peers, its tables. `bench.runner.run` does the rest."""
+"""The interface of a claim: its cases, its peers, its tables. `bench.runner.run` measures it."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from bench.runner.rounds import Measured, Plan
 
 
 class Claim:
-    """One subject of ``python -m bench``; the defaults are those of a claim that is measured in turns."""
+    """One subject of ``python -m bench``; the defaults are for peers that are measured in turn."""
 
-    #: What the command line calls it, and the heading of its page.
+    #: The name on the command line, and the heading of its page.
     name = ""
     title = ""
-    #: What was summed, and whose times they are: parts of the sentences below the heading.
+    #: The data and the worker of the times: parts of the sentences below the heading.
     what, times = "float32", ""
     #: Options of `bench.runner.run.OPTIONS` that it has.
     common: tuple[str, ...] = ("rounds", "turn", "only", "goals", "list", "peers", "write")
     rounds, turn = 7, Plan.turn
     workers: tuple[int, ...] = ()
-    #: What stands between a name of results and ``.png``; None if there is nothing to draw.
+    #: The part between a name of results and ``.png``; None if there is nothing to draw.
     picture: str | None = None
-    #: How the processes of a peer are started.
+    #: The class that starts the processes of a peer.
     process: type[Group] = Alone
-    #: What is written of each case, beside its seconds.
+    #: The figures that are written of each case.
     timed: tuple[str, ...] = ("seconds",)
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        """Add options of its own."""
+        """Add the options of this claim."""
 
     def instead(self, options: argparse.Namespace) -> str:
-        """Return what to print instead of measuring."""
+        """Return a text to print instead of a measurement."""
         return ""
 
     # --------------------------------------------------------------------------------------------- cases
 
     def cases(self, options: argparse.Namespace) -> Iterable[Any]:
-        """List every case, in the order of the tables."""
+        """List all cases, in the order of the tables."""
         raise NotImplementedError
 
     def always(self) -> list[Any]:
-        """Cases that are measured first, whatever is chosen."""
+        """Return the cases that are always measured, before the chosen ones."""
         return []
 
     def plan(self, options: argparse.Namespace) -> Plan:
-        """Return the plan of a full run; half as many rounds more where others were busy."""
+        """Return the plan of a full run; half as many more rounds where other processes were busy."""
         return Plan(options.rounds, options.rounds // 2, turn=options.turn)
 
     def plan_of(self, case: Any, plan: Plan) -> Plan:
@@ -60,23 +60,23 @@ class Claim:
     # --------------------------------------------------------------------------------------------- peers
 
     def settings(self, cases: Sequence[Any]) -> list[Setting]:
-        """Return the peers that can run here and take part in any of these cases of one job, ours first."""
+        """Return the peers that can run here and have any of these cases of one job, kvstore first."""
         raise NotImplementedError
 
     def job(self, case: Any) -> Any:
-        """Cases of one job are done by the same processes."""
+        """Return the job of a case: the same processes measure all cases of a job."""
         return ()
 
     def takes(self, case: Any, peer: str) -> bool:
-        """Whether a peer is measured in a case."""
+        """Return whether a peer is measured in a case."""
         return True
 
     def memory(self, case: Any, setting: Setting) -> float:
-        """Bytes that a peer needs for a case."""
+        """Return the bytes that a peer needs for a case."""
         return 0.0
 
     def measured(self, chosen: list[Any], options: argparse.Namespace) -> Iterator[Any]:
-        """Measure case after case."""
+        """Measure one case after the other."""
         run.needs_a_compiler()
         plan = self.plan(options)
         return run.measured(self, [*self.always(), *chosen], plan, machine.Prober(), options.peers)
@@ -84,19 +84,19 @@ class Claim:
     # -------------------------------------------------------------------------------------------- tables
 
     def sections(self, found: list[Any]) -> Iterator[str]:
-        """Lay out the tables of the page."""
+        """Format the tables of the page."""
         raise NotImplementedError
 
     def where(self) -> str:
-        """Name the machine."""
+        """Return the name of the machine."""
         return machine.describe()
 
     def about(self, rounds: int, minutes: float) -> str:
-        """Say below the heading what the figures are."""
+        """Return the explanation of the figures, below the heading."""
         return (
             f"{self.what}. Ratios are *time of the peer ÷ time of kvstore*: above 1, kvstore is faster. Each "
             f"is the median [lowest-highest] of {rounds} rounds in which all peers took turns; times are "
-            f"medians{self.times}. Measured in {minutes:.0f} minutes; how, and what each peer does: "
+            f"medians{self.times}. Measured in {minutes:.0f} minutes; method, and the work of each peer: "
             "[bench/README.md](../README.md)."
         )
 
@@ -107,11 +107,11 @@ class Claim:
         return "\n".join([*head, *self.sections(found)])
 
     def head(self) -> dict[str, Any]:
-        """Say in the JSON where it was measured."""
+        """Return the fields of the measurement, for the JSON."""
         return {"machine": machine.describe()}
 
     def fields(self, case: Any) -> dict[str, Any]:
-        """Say in the JSON what the case is."""
+        """Return the fields of a case, for the JSON."""
         return {"goals": case.goals}
 
     def to_json(self, found: list[Any], took: float) -> str:
@@ -119,7 +119,7 @@ class Claim:
         return table.lines(self.head(), "cases", map(self.row, found))
 
     def row(self, m: Measured) -> dict[str, Any]:
-        """Lay out one case for the JSON."""
+        """Format one case for the JSON."""
         row: dict[str, Any] = {"case": m.case.name, **self.fields(m.case)}
         for name in self.timed:
             row[name] = {p: [float(f"{s:.4g}") for s in times] for p, times in getattr(m, name).items()}

@@ -20,18 +20,18 @@ def compiler() -> str | None:
 
 @functools.cache
 def load(source: Path, *flags: str) -> ctypes.CDLL:
-    """Compile a C file for this very processor and load it; once."""
+    """Compile a C file for this processor and load it; once."""
     return ctypes.CDLL(str(build(source, *flags)))
 
 
 @functools.cache
 def build(source: Path, *flags: str) -> Path:
-    """Compile a C file for this very processor.
+    """Compile a C file for this processor.
 
     Raises
     ------
     RuntimeError
-        There is no compiler, or it refuses.
+        There is no compiler, or it fails.
     """
     if compiler() is None:
         raise RuntimeError("no C compiler: set CC or install cc")

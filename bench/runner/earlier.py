@@ -13,12 +13,12 @@ from bench.runner.rounds import Measured
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
-    """Let the command line ask for it."""
+    """Add the option ``--add``."""
     parser.add_argument("--add", action="store_true", help="keep the other cases of what --write names")
 
 
 def read(name: str, cases: Iterable[Case]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Return the cases that were written, each with its row; those that there are no more are left out."""
+    """Yield the written cases, each with its row, without cases that no longer exist."""
     path = run.results(name)
     there = path.with_name(f"{path.name}.json")
     known = {case.name: case for case in cases}
@@ -28,12 +28,12 @@ def read(name: str, cases: Iterable[Case]) -> Iterator[tuple[Any, dict[str, Any]
 
 
 def measured(case: Case, row: dict[str, Any], timed: Sequence[str]) -> Measured:
-    """Make of a row what it was made of."""
+    """Return the `Measured` of a row."""
     figures = {one: row[one] for one in (*timed, "variants", "others", "wrong")}
     return Measured(case, probes=[machine.Probe(**probe) for probe in row["probes"]], **figures)
 
 
 def newest(found: Iterable[Any], cases: Iterable[Case]) -> list[Any]:
-    """Leave out what has been measured again, and sort as the cases are."""
+    """Keep only the newest result of each case, in the order of the cases."""
     last = {m.case.name: m for m in found}
     return [last[case.name] for case in cases if case.name in last]

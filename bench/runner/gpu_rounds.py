@@ -1,4 +1,4 @@
-"""Time on a GPU by its own events, peers taking turns, and time of the host for a call."""
+"""Time on a GPU by its own events, with the peers in turn, and time of the host for a call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvstore.observe.bench.rounds import in_turn, round_ratios
 
 @dataclass
 class Measured:
-    """What was found out about a case; times in microseconds, one for each round."""
+    """The figures of a case; times in microseconds, one for each round."""
 
     case: DeviceCase
     copy_rate: float  # bytes in a second, read and written
@@ -26,21 +26,21 @@ class Measured:
     ours: list[str] = field(default_factory=list)
 
     def median(self, way: str) -> float:
-        """Median time of a way."""
+        """Return the median time of a way."""
         return statistics.median(self.gpu[way])
 
     @property
     def best(self) -> str:
-        """Our fastest way."""
+        """Return the fastest way of kvstore."""
         return min(self.ours, key=self.median)
 
     @property
     def floor(self) -> float:
-        """Time that the bytes of the case take at the rate of a copy."""
+        """Return the time of the bytes of the case at the rate of a copy."""
         return self.case.nbytes / self.copy_rate * 1e6
 
     def ratios(self, way: str) -> list[float]:
-        """Time of a way over ours, round by round."""
+        """Return the time of a way ÷ that of kvstore, by round."""
         return round_ratios(self.gpu[way], self.gpu[self.best])
 
 
@@ -51,12 +51,12 @@ class Clock:
         self._torch, self._gpu = torch, device == "cuda"
 
     def wait(self) -> None:
-        """Block until the GPU has nothing left to do."""
+        """Block until the GPU is idle."""
         if self._gpu:
             self._torch.cuda.synchronize()
 
     def time(self, work: Callable[[], None], calls: int) -> float:
-        """Microseconds of one of `calls` that `work` makes back to back."""
+        """Return the microseconds of one of the `calls` that `work` makes back to back."""
         if not self._gpu:
             start = time.perf_counter()
             work()
@@ -70,7 +70,7 @@ class Clock:
 
 
 def copy_rate(torch: Any, device: str, clock: Clock, elements: int) -> float:
-    """Bytes that a plain copy reads and writes in a second, the best of some."""
+    """Return the bytes that a plain copy reads and writes in a second, the best of eight."""
     a, b = (torch.ones(elements, device=device) for _ in range(2))
 
     def copies() -> None:
@@ -84,7 +84,7 @@ def copy_rate(torch: Any, device: str, clock: Clock, elements: int) -> float:
 def measure(
     case: DeviceCase, peers: list[Peer], torch: Any, device: str, rate: float, rounds: int, calls: int = 10
 ) -> Measured | None:
-    """Let the peers take turns; None where our own side cannot do the case here."""
+    """Measure the peers in turn; return None where kvstore cannot run the case here."""
     clock, data = Clock(torch, device), Data(case, torch, device)
     found, ways = Measured(case, rate), dict[str, Way]()
     reference = _reference(case, data)
@@ -134,7 +134,7 @@ def _take_turns(
 
 
 def host_us(call: Callable[[], Any], clock: Clock, batches: int = 5, calls: int = 100) -> float:
-    """Microseconds of the host for a call, while the queue of the GPU is short."""
+    """Return the microseconds of the host for a call, while the queue of the GPU is short."""
     best = float("inf")
     for _ in range(batches):
         clock.wait()
@@ -153,7 +153,7 @@ def _reference(case: DeviceCase, data: Data) -> list[Any] | None:
 
 
 def _compared(name: str, results: Any, reference: Any, torch: Any) -> dict[str, float]:
-    """Name a way whose result is not the sum, with its relative error."""
+    """Return a way whose result is not the sum, with its relative error."""
     if results is None or reference is None:
         return {}
     worst = 0.0

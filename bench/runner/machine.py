@@ -1,4 +1,4 @@
-"""The machine: its name for the tables, a probe of its state, and how busy others keep it."""
+"""The machine: its name for the tables, a probe of its state, and the load by other processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.runner import compiled
 
 
 def describe() -> str:
-    """Processor, cores, memory and kernel; no names of hosts or people."""
+    """Return processor, cores, memory and kernel; no names of hosts or people."""
     cpu = _field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
     memory = _field("/proc/meminfo", "MemTotal").partition(" ")[0]
     size = f", {int(memory) / 1024**2:.0f} GiB" if memory else ""
@@ -53,7 +53,7 @@ class Probe:
 
 
 class Prober:
-    """Takes 0.3 s to see how far apart two cores are, and how fast memory can be read."""
+    """Measures, in 0.3 s, the latency between two cores and the rate of memory reads."""
 
     def __init__(self) -> None:
         self._code = compiled.load(Path(__file__).with_name("probe.c"))
@@ -70,7 +70,7 @@ class Prober:
 
 
 class Others:
-    """Share of the machine that processes other than `pids` took since `start`; NaN where unseen."""
+    """The share of the processors that processes other than `pids` used since `start`; NaN where unknown."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._pids = list(pids)

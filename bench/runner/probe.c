@@ -1,4 +1,4 @@
-/* The state of the machine: how far apart two cores are, and how fast memory is right now. */
+/* The state of the machine: the latency between two cores, and the rate of memory reads. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -67,7 +67,7 @@ static void *server(void *context)
     return NULL;
 }
 
-/* Mean nanoseconds for a cache line to go from cpu a to cpu b and back. */
+/* Return the mean nanoseconds of a round trip of a cache line from cpu a to cpu b. */
 double round_trip(double seconds, int a, int b)
 {
     game g = {.cpu = b, .seconds = seconds}, place = {.cpu = a};
@@ -107,7 +107,7 @@ static void *read_on(void *context)
     return NULL;
 }
 
-/* Bytes read per second by two threads, each of its own half. */
+/* Return the bytes that two threads read per second, each from its own half. */
 double read_rate(const float *a, ptrdiff_t n, double seconds, int cpu_a, int cpu_b)
 {
     reader r[2] = {{a, n / 2, cpu_a, seconds, 0, 0}, {a + n / 2, n / 2, cpu_b, seconds, 0, 0}};

@@ -1,9 +1,8 @@
 """A profile of the processes of a case: ``python -m bench dist --profile CASE``.
 
-Every process of one entry looks at its own Python threads a thousand times a second, or with ``--calls``
-counts and times what its main thread calls; beside that stands what the kernel says of all threads, those of
-ZeroMQ included: how long they ran, and how long they waited for a core. Looking takes time too: calls are
-slower than without.
+Each process of one entry samples its own Python threads a thousand times a second, or with ``--calls``
+counts and times the calls of its main thread. The kernel's figures of all threads, those of ZeroMQ included,
+show how long they ran, and how long they waited for a core. Sampling makes calls slower.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from bench.peers.dist.launch import DistGroup
 from bench.peers.setting import Setting
 from bench.runner.table import markdown, time
 
-SECONDS = 3.0  # of calls that are looked at
+SECONDS = 3.0  # of profiled calls
 SHOWN = 25
 HEADS = {
     "lines": ["share of the time"],
     "functions": ["share of the time"],
-    "function": ["calls", "itself", "with what it calls"],
+    "function": ["calls", "itself", "with its callees"],
 }
 _TICKS = os.sysconf("SC_CLK_TCK")
 _CUSTOM = f"import sys; sys.path.append({str(ROOT)!r}); from bench.peers.dist.sampler import start; start()"
 
 
 class Thread(NamedTuple):
-    """What the kernel counts of a thread, in seconds, and its name."""
+    """The kernel's counters of a thread, in seconds, and its name."""
 
     name: str
     ran: float
@@ -54,7 +53,7 @@ _ZERO = Thread("", 0.0, 0.0, 0.0, 0.0)
 
 
 def profile(case: DistCase, setting: Setting, way: str = "", calls: bool = False) -> str:
-    """Run a case with one entry, and say where its processes were, or what they called."""
+    """Run a case with one entry, and return the profile of its processes, by lines or by calls."""
     with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as name:
         folder = Path(name)
         (folder / "sitecustomize.py").write_text(_CUSTOM)
@@ -80,7 +79,7 @@ def _profiled(case: DistCase, group: DistGroup, folder: Path, way: str) -> str:
     after = {pid: _threads(pid) for pid in group.pids}
     found = _told(folder)
     head = f"# {case.name}: {ENTRIES[group.setting.name].label}, {variant}\n\n"
-    head += f"{repeats} calls, median {time(statistics.median(times))} while looked at.\n"
+    head += f"{repeats} calls, median {time(statistics.median(times))} while profiled.\n"
     parts = [head]
     for pid in group.pids:
         told = found.get(pid, {"thread": 0, "tables": {}})
@@ -96,7 +95,7 @@ def _order(folder: Path, state: int) -> None:
 
 
 def _told(folder: Path) -> dict[int, dict[str, Any]]:
-    clock.sleep(1.0)  # a process that is busy in one call needs a moment
+    clock.sleep(1.0)  # a process answers after its current call
     return {int(path.stem): json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 

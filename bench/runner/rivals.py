@@ -13,7 +13,7 @@ from bench.runner import compiled
 
 
 class Rival(NamedTuple):
-    """The variable that names the interpreter, and the claims of the rival."""
+    """The variable with the interpreter's path, and the claims of the rival."""
 
     variable: str
     claims: tuple[str, ...]
@@ -33,13 +33,13 @@ WITHIN = {"gloo": "torch"}
 
 
 def rival(peer: str) -> Rival | None:
-    """Return the rival that the name of a peer begins with; None for one that needs no other environment."""
+    """Return the rival of a peer by the beginning of its name; None if it needs no other environment."""
     name = peer.partition(" ")[0]
     return RIVALS.get(WITHIN.get(name, name))
 
 
 def interpreter(peer: str) -> str:
-    """Return the interpreter that the peer's variable names; nothing where it names none."""
+    """Return the interpreter of the peer's variable; empty if the variable is not set."""
     found = rival(peer)
     python = os.environ.get(found.variable, "") if found else ""
     return str(Path(python).absolute()) if python else ""
@@ -52,7 +52,7 @@ def settings(
     processes: int = 1,
     servers: int = 1,
 ) -> list[Setting]:
-    """Return how to start those peers that can run here; of some, several variants by label and variables."""
+    """Return the settings of the peers that can run here, with the variants of some."""
     found = []
     for peer in peers:
         python = interpreter(peer) if rival(peer) else sys.executable

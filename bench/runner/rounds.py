@@ -1,4 +1,4 @@
-"""Interleaved measurement: every round lets each peer have one turn; ratios are taken within a round."""
+"""Interleaved measurement: each peer has one turn in each round; ratios are taken within a round."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from bench.peers.group.driver import Group
 from bench.runner.machine import Others, Probe
 from kvstore.observe.bench.rounds import Way, best, in_turn, round_ratios, shortlist
 
-BUSY = 0.10  # a round in which others took more of the machine than that is repeated
-CLOSE = 1.25  # variants up to that much slower than the peer's best stay in the race,
-FIELD = 2  # and usually at most so many
-_NOTED = ("seconds", "tails", "cpu", "moved")  # of a contender, in each round
+BUSY = 0.10  # a round in which other processes used more than this share of the processors is repeated
+CLOSE = 1.25  # variants are kept if they are slower than the peer's best by at most this factor,
+FIELD = 2  # and usually at most this number of them
+_NOTED = ("seconds", "tails", "cpu", "moved")  # figures of a contender in each round
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class Plan:
     turn: float = 0.06
     least: int = 3
     most: int = 10_000
-    field: int = FIELD  # variants in one column that stay in the race, at most
-    warm: int = 2  # calls before the ones that show how fast a variant is
+    field: int = FIELD  # the most variants that are kept in one column
+    warm: int = 2  # calls before those from which the speed of a variant is estimated
 
 
 class Contender(Way):
     """One variant of one peer's process.
 
-    Besides its median seconds it has, of each round, the 99th percentile, the seconds that all processors
-    together gave to a call, and the bytes of a call on the busiest link.
+    It has, for each round, the median seconds, the 99th percentile, the processor seconds of a call, and the
+    bytes of a call on the busiest link.
     """
 
     def __init__(self, process: Group, variant: str) -> None:
@@ -55,7 +55,7 @@ class Contender(Way):
         return ", ".join(filter(None, (self.process.setting.label, self.name)))
 
     def measure(self) -> None:
-        """Note a turn, after calls that bring the caches back."""
+        """Measure a turn, after calls that fill the caches again."""
         times = self.turn(max(1, self.calls // 10))
         self.tails.append(sorted(times)[int(0.99 * len(times))])
         self.cpu.append(self.process.cpu)
@@ -64,7 +64,7 @@ class Contender(Way):
 
 @dataclass
 class Measured:
-    """A case as measured: for each column the best variant, its seconds by round, and how the machine was."""
+    """The results of a case: the best variant of each column, its seconds, and the state of the machine."""
 
     case: Any
     seconds: dict[str, list[float]]
@@ -77,7 +77,7 @@ class Measured:
     moved: dict[str, list[float]] = field(default_factory=dict)
 
     def ratios(self, peer: str) -> list[float]:
-        """Time of `peer` over ours, round by round."""
+        """Return the time of `peer` ÷ that of kvstore, by round."""
         return round_ratios(self.seconds[peer], self.seconds["ours"])
 
     def ratio(self, peer: str) -> float:
@@ -88,12 +88,12 @@ class Measured:
 
     @property
     def disturbed(self) -> int:
-        """Rounds in which others were busy."""
+        """Return the number of rounds in which other processes were busy."""
         return sum(share > BUSY for share in self.others)
 
 
 def measure(case: Any, peers: Sequence[Group], plan: Plan, probe: Callable[[], Probe]) -> Measured | None:
-    """Measure one case with all peers that do it; None if fewer than one does."""
+    """Measure one case with all peers that support it; None if none does."""
     ready, wrong = _prepare(case, peers)
     contenders = [c for process, variants in ready for c in _contenders(process, variants, plan)]
     if not contenders:
@@ -108,7 +108,7 @@ def measure(case: Any, peers: Sequence[Group], plan: Plan, probe: Callable[[], P
 
 
 def _prepare(case: Any, peers: Sequence[Group]) -> tuple[list[tuple[Group, list[str]]], list[str]]:
-    """Prepare all at once, and compare what the first call of each produced."""
+    """Prepare all peers concurrently, and compare the results of their first calls."""
     for peer in peers:
         peer.start_prepare(case)
     ready, wrong = [], []

@@ -1,4 +1,4 @@
-"""Measures any claim: options, cases in turns, what an interrupt leaves, the page and its numbers."""
+"""Measures any claim: options, cases, interrupts, the page and its numbers."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from kvstore.observe.bench.worker_group import PeerFailure
 if TYPE_CHECKING:
     from bench.runner.claim import Claim
 
-#: Options that several claims have; where the default depends on the claim it has an attribute of that name.
+#: Options that several claims have; a default that depends on the claim is its attribute of that name.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "rounds": {"type": int, "help": "so many, and half as many more where others were busy"},
+    "rounds": {"type": int, "help": "number of rounds; half as many more where other processes were busy"},
     "turn": {"type": float, "help": "seconds for one turn of a variant"},
-    "only": {"default": "", "metavar": "REGEX", "help": "cases whose name matches"},
+    "only": {"default": "", "metavar": "REGEX", "help": "cases with a matching name"},
     "goals": {"action": "store_true", "help": "only cases that have a goal"},
     "list": {"action": "store_true", "help": "print the names of the cases and stop"},
-    "peers": {"default": "", "metavar": "REGEX", "help": "peers whose name matches, beside ours"},
-    "workers": {"type": int, "nargs": "+", "help": "only cases of so many workers"},
+    "peers": {"default": "", "metavar": "REGEX", "help": "peers with a matching name; and kvstore"},
+    "workers": {"type": int, "nargs": "+", "help": "only cases with these numbers of workers"},
     "write": {"default": "", "metavar": "NAME", "help": "write bench/results/NAME.md and .json, or PATH.*"},
-    "draw": {"default": "", "metavar": "NAME", "help": "draw what was written as NAME, and stop"},
+    "draw": {"default": "", "metavar": "NAME", "help": "draw the results NAME, and stop"},
 }
 
 
@@ -56,7 +56,7 @@ def main(claim: Claim, arguments: list[str] | None = None) -> int:
             found.append(result)
             write(claim, found, time.time() - started, options.write)
     except KeyboardInterrupt:
-        print("stopped; here is what there is", file=sys.stderr)
+        print("stopped; the page has the results so far", file=sys.stderr)
     print(write(claim, in_order(found, chosen), time.time() - started, options.write))
     return 0
 
@@ -88,7 +88,7 @@ def pick(claim: Claim, options: argparse.Namespace) -> list[Any]:
 
 
 def has_goal(case: Any) -> bool:
-    """Whether anything is to hold of a case."""
+    """Return whether a case has a goal."""
     return bool(case.goals or case.most_us or case.tail or case.share)
 
 
@@ -113,12 +113,12 @@ def write(claim: Claim, found: list[Any], took: float, name: str) -> str:
 
 
 def results(name: str) -> Path:
-    """Return where results lie, without the ending: in `bench/results` unless a path is named."""
+    """Return the path of results without its suffix: in `bench/results`, or the given path."""
     return Path(name) if "/" in name else bench.RESULTS / name
 
 
 def draw(claim: Claim, name: str) -> None:
-    """Draw results that were written."""
+    """Draw written results."""
     path = results(name)
     plot = importlib.import_module(f"bench.plots.{claim.name.replace('-', '_')}")
     content = json.loads(path.with_name(f"{path.name}.json").read_text())
@@ -131,7 +131,7 @@ def draw(claim: Claim, name: str) -> None:
 def measured(
     claim: Claim, chosen: Sequence[Any], plan: Plan, prober: machine.Prober, only: str = ""
 ) -> Iterator[Measured]:
-    """Measure case after case; those of one job are done by the same processes."""
+    """Measure one case after the other; the same processes measure all cases of a job."""
     numbers = count(1)
     for _, cases in groupby(sorted(chosen, key=claim.job), key=claim.job):
         together = list(cases)
@@ -149,13 +149,13 @@ def measured(
 
 @contextmanager
 def running(claim: Claim, wanted: list[Setting]) -> Iterator[list[Group]]:
-    """Hold the peers' processes, and end them; a group starts with its first case."""
+    """Keep the peers' processes, and end them; a group starts with its first case."""
     with ExitStack() as stack:
         yield [stack.enter_context(claim.process(setting)) for setting in wanted]
 
 
 def one(claim: Claim, case: Any, peers: Sequence[Group], plan: Plan, prober: Any) -> Measured | None:
-    """Measure one case; a group that fails on the way is left out of it."""
+    """Measure one case; a group that fails is omitted from it."""
     there = _fitting(claim, case, [peer for peer in peers if claim.takes(case, peer.setting.name)])
     try:
         result = measure(case, there, claim.plan_of(case, plan), prober)
@@ -170,7 +170,7 @@ def one(claim: Claim, case: Any, peers: Sequence[Group], plan: Plan, prober: Any
 
 
 def _fitting(claim: Claim, case: Any, peers: list[Group]) -> list[Group]:
-    """Leave out peers from the end on until all arrays fit into memory at once."""
+    """Omit peers, the last first, until the arrays of all others fit into memory."""
     needs = accumulate(claim.memory(case, peer.setting) for peer in peers)
     room, found = available(), []
     for peer, need in zip(peers, needs, strict=True):
@@ -182,6 +182,6 @@ def _fitting(claim: Claim, case: Any, peers: list[Group]) -> list[Group]:
 
 
 def needs_a_compiler() -> None:
-    """Stop where there is no C compiler."""
+    """Raise SystemExit if there is no C compiler."""
     if compiled.compiler() is None:
         raise SystemExit("no C compiler: set CC or install cc")

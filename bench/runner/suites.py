@@ -1,4 +1,4 @@
-"""What the suites of pytest-benchmark have in common: which cases, turns for the ratios, times of ours."""
+"""Code of all suites of pytest-benchmark: the choice of cases, turns for the ratios, times of kvstore."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ EVERYTHING = os.environ.get("KVSTORE_BENCH_ALL", "") not in ("", "0")
 
 
 def chosen(cases: Iterable[Any]) -> list[Any]:
-    """Pick the cases that have a goal, or all."""
+    """Return the cases that have a goal, or all."""
     return [case for case in cases if EVERYTHING or run.has_goal(case)]
 
 
 class Turns:
-    """Lets peers take turns, and keeps what was measured."""
+    """Measures peers in turn, and keeps the results."""
 
     def __init__(self, found: list[Measured], benchmark: Any, prober: machine.Prober) -> None:
         self._found, self._benchmark, self._prober = found, benchmark, prober
 
     def take(self, claim: Claim, case: Any, peers: Sequence[Group], plan: Plan = PLAN) -> Measured:
-        """Measure a case beside the rivals."""
+        """Measure a case with all peers."""
         result = run.one(claim, case, peers, plan, self._prober)
         assert result is not None
         assert not result.wrong
@@ -37,14 +37,14 @@ class Turns:
         return result
 
     def time_peer(self, ours: Peer, case: Any, seconds: float) -> None:
-        """Let pytest-benchmark time calls of our store in this process."""
+        """Time calls of kvstore in this process by pytest-benchmark."""
         ours.prepare(case)
         (call,) = ours.variants.values()
         self._benchmark.pedantic(call, rounds=max(5, min(1000, int(0.1 / seconds))), warmup_rounds=2)
         ours.release()
 
     def time_group(self, ours: Group, case: Any, calls: int) -> None:
-        """Let pytest-benchmark time turns of our store; unlike in the tables, the orders are in it."""
+        """Time turns of kvstore by pytest-benchmark; these times include the requests of the bench."""
         ours.start_prepare(case)
         reply = ours.finish_prepare()
         assert not isinstance(reply, str), reply

@@ -12,11 +12,11 @@ from kvstore.observe.bench.rounds import round_ratios
 
 Labels = Mapping[str, str]
 
-GOALS_HEAD = ["case", "beside", "kvstore", "peer", "peer ÷ kvstore", "goal", "holds"]
+GOALS_HEAD = ["case", "compared with", "kvstore", "peer", "peer ÷ kvstore", "goal", "holds"]
 
 
 def time(seconds: float) -> str:
-    """Three digits with a unit."""
+    """Format a time with three digits and a unit."""
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if seconds * scale >= 1 or unit == "µs":
             return f"{seconds * scale:.3g} {unit}"
@@ -24,7 +24,7 @@ def time(seconds: float) -> str:
 
 
 def spread(ratios: Sequence[float]) -> str:
-    """Median [lowest-highest]."""
+    """Format ratios as median [lowest-highest]."""
     return f"{statistics.median(ratios):.2f} [{min(ratios):.2f}-{max(ratios):.2f}]"
 
 
@@ -33,13 +33,13 @@ def mark(holds: bool) -> str:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Lay out a table."""
+    """Format a table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def section(heading: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lay out a table below a heading; nothing where there are no rows."""
+    """Format a table below a heading; nothing where there are no rows."""
     if rows:
         yield from (f"## {heading}\n", markdown(head, rows))
 
@@ -54,7 +54,7 @@ def lines(head: dict[str, Any], name: str, rows: Iterable[Any]) -> str:
 
 
 def goals(measured: Iterable[Measured], labels: Labels) -> list[list[str]]:
-    """One row for every goal; where none of its peers ran, it says so."""
+    """Return one row for each goal; *not run* where none of its peers ran."""
     rows = []
     for m in measured:
         rows += [_goal(m, names.split("|"), least, labels) for names, least in m.case.goals.items()]
@@ -87,20 +87,20 @@ def _tail(m: Measured) -> list[str]:
 
 
 def everything(measured: Iterable[Measured], labels: Labels) -> str:
-    """One row for every case, a column for every peer: its median, and its time over ours."""
+    """Format one row for each case, and a column for each peer: its median, and its ratio to kvstore."""
     rows = [[named(m), _own(m), *(_cell(m, peer) for peer in labels)] for m in measured]
     return markdown(["case", "kvstore", *labels.values()], rows)
 
 
 def named(m: Measured) -> str:
-    """Return the name of a case, with an asterisk where others were busy."""
+    """Return the name of a case, with an asterisk where other processes were busy."""
     return m.case.name + (" *" if m.disturbed else "")
 
 
 def disturbed(measured: Iterable[Measured]) -> Iterator[str]:
-    """Say what the asterisk is."""
+    """Explain the asterisk."""
     if any(m.disturbed for m in measured):
-        yield "\\* others were busy during some of these rounds.\n"
+        yield "\\* other processes were busy during some of these rounds.\n"
 
 
 def _own(m: Measured) -> str:
@@ -117,7 +117,7 @@ def _cell(m: Measured, peer: str) -> str:
 
 
 def state(measured: list[Measured]) -> str:
-    """How the machine was while all this was measured."""
+    """Return the state of the machine during the measurement."""
     probes = [probe for m in measured for probe in m.probes]
     shares = [share for m in measured for share in m.others]
     if not probes:
@@ -125,7 +125,7 @@ def state(measured: list[Measured]) -> str:
     trip = spread([probe.round_trip_ns / 1000 for probe in probes])
     read = spread([probe.read_gbs for probe in probes])
     return (
-        f"The machine meanwhile ({len(probes)} probes of 0.3 s between the rounds): a cache line from core "
-        f"to core and back {trip} µs, memory read by two cores {read} GB/s, others' share of the processors "
-        f"{spread([100 * share for share in shares])} %.\n"
+        f"The machine during the measurement ({len(probes)} probes of 0.3 s between the rounds): a cache "
+        f"line from core to core and back {trip} µs, memory read by two cores {read} GB/s, others' share of "
+        f"the processors {spread([100 * share for share in shares])} %.\n"
     )

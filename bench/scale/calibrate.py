@@ -1,7 +1,7 @@
-"""What calls, messages, requests and bytes cost on this machine: fitted to real jobs of 1 to 8 workers.
+"""The costs of calls, messages, requests and bytes on this machine, fitted to real jobs of 1 to 8 workers.
 
-Before each call every worker sweeps more memory than the caches have: what trains does so, too, and where
-many processes share a core each finds the caches full of what the others have left.
+Before each call each worker sweeps more memory than the size of the caches, as a training program does.
+Many processes that share a core also evict each other's data from its caches.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def measure(wanted: Sequence[RealCase]) -> Measured:
 
 
 def fit(found: Measured) -> Costs:
-    """Find the costs that explain all jobs best, each by its own measure."""
+    """Fit the costs to all jobs, each cost by its own measure."""
     calls = [one for one in found if one[0].way in ("pushpull", "push", "pull") and one[0].sweep]
     plain = [one for one in calls if not one[0].codec]
     worker = _solve([_of_worker(case) for case, _ in plain], [f.worker for _, f in plain])
@@ -95,7 +95,7 @@ def _pulled(case: RealCase) -> int:
 
 
 def _of_worker(case: RealCase) -> list[float]:
-    """Count what a worker pays for in a call: call, messages, requests, bytes pushed, bytes pulled."""
+    """Count the operations of a worker in a call: call, messages, requests, bytes pushed, bytes pulled."""
     m = messages(case) * (2 if case.servers == 1 else 4)
     return [1, m, requests(case), _pushed(case), _pulled(case)]
 
@@ -108,7 +108,7 @@ def _of_server(case: RealCase) -> list[float]:
 
 
 def _solve(rows: list[list[float]], wanted: list[float]) -> list[float]:
-    """Least squares of relative errors, with no cost below 0."""
+    """Solve by least squares of relative errors, with no cost below 0."""
     matrix, target = np.array(rows, float), np.array(wanted)
     scaled = matrix / target[:, None]
     active = list(range(matrix.shape[1]))
@@ -130,7 +130,7 @@ def _rest(
     measure: Callable[[Found], float],
     alone: int,
 ) -> float:
-    """Seconds for a byte of gradients that known costs do not explain."""
+    """Return the seconds of a byte of gradients beyond the known costs."""
     rests = []
     for case, f in found:
         explained = sum(a * b for a, b in zip(known, row(case), strict=True))
@@ -139,13 +139,13 @@ def _rest(
 
 
 def _barrier(found: Measured) -> float:
-    """Seconds of a message at the scheduler: each worker asks and is answered, and both are acknowledged."""
+    """Return the seconds of a message at the scheduler: each worker's request and reply are acknowledged."""
     costs = [f.scheduler / (4 * case.workers) for case, f in found if case.way == "barrier"]
     return sum(costs) / len(costs)
 
 
 def _beats(found: Measured) -> tuple[float, float]:
-    """Seconds of a heartbeat, and seconds a second of a scheduler without any."""
+    """Return the seconds of a heartbeat, and the load of a scheduler without heartbeats."""
     idle = sorted(
         (case.workers + case.servers, f.scheduler / f.seconds) for case, f in found if case.way == "idle"
     )
@@ -155,7 +155,7 @@ def _beats(found: Measured) -> tuple[float, float]:
 
 
 def control_bytes() -> tuple[float, ...]:
-    """Seconds of a byte of a control message: encoded and checked, read, sent once more; and of names."""
+    """Return the seconds of a byte of a control message: encoded, decoded, copied; and the same for names."""
     keys = tuple(f"layer{n}.weight" for n in range(20_000))
     entries = tuple(
         m.KeyEntry(m.KeySpec(key, (64, 64), "float32"), n, (m.Slice(n, 0, 0, 4096),), True)
@@ -171,7 +171,7 @@ def control_bytes() -> tuple[float, ...]:
 
 
 def _coded(message: m.ReliableMessage) -> tuple[float, float]:
-    """Seconds of a byte of a message that is encoded and checked, and that is read."""
+    """Return the seconds of a byte of a message for encoding with a check, and for decoding."""
     frames = MessageCodec("calibration").encode(message)
     encode = _timed(lambda: MessageCodec("calibration").encode(message))
     decode = _timed(lambda: MessageCodec("calibration").decode(frames))
@@ -179,7 +179,7 @@ def _coded(message: m.ReliableMessage) -> tuple[float, float]:
 
 
 def _timed(call: Callable[[], object]) -> float:
-    """Seconds of a call, the middle of five."""
+    """Return the median seconds of five calls."""
     times = []
     for _ in range(5):
         began = time.perf_counter()
@@ -189,6 +189,6 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def _host_sum(found: Measured) -> float:
-    """Seconds for a byte of a sum of eight workers within this host."""
+    """Return the seconds of a byte of a sum of eight workers within this host."""
     times = [f.seconds / case.nbytes for case, f in found if case.mode == "shared" and case.workers == 8]
     return times[0] if times else 0.0

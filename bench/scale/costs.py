@@ -1,4 +1,4 @@
-"""What the processes of a job pay: seconds of a core for each call, message, request and byte."""
+"""The costs of the processes of a job: seconds of a core for each call, message, request and byte."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Costs:
     worker_push: float
     worker_pull: float
     worker_pack: float  # of a byte of gradients that 2bit packs
-    #: As of a worker
+    #: The same for a server
     server_message: float
     server_request: float
     #: Of a byte that is received and summed, and of one that is sent
@@ -41,10 +41,10 @@ class Costs:
     host_workers: int  # of which that was measured
 
     def to_json(self) -> dict[str, Any]:
-        """All of them by name."""
+        """Return all costs by name."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Costs:
-        """Take what `to_json` gave."""
+        """Return the costs of `to_json`."""
         return cls(**{one.name: found[one.name] for one in fields(cls)})

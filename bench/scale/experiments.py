@@ -1,4 +1,4 @@
-"""One case of `bench.cases.scale` each: build the job, run it, and say what was found."""
+"""Runs a case of `bench.cases.scale`: build the job, run it, and return its figures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def specs(keys: cases.KeySet) -> list[KeySpec]:
 
 
 def run(case: Any, costs: Costs) -> Figures:
-    """Find the figures of a case; `took` are seconds of this process, `memory` its bytes at most."""
+    """Return the figures of a case; `took` are the seconds of this process, `memory` its most bytes."""
     began = time.perf_counter()
     found = dict(_once(replace(case, name="", group=""), costs))
     found["took"] = time.perf_counter() - began
@@ -37,7 +37,7 @@ def run(case: Any, costs: Costs) -> Figures:
 
 @cache
 def _once(case: Any, costs: Costs) -> Figures:
-    """Run a case; one that stands in several tables is run once."""
+    """Run a case; a case of several tables runs once."""
     found: Figures = _RUNS[type(case)](case, costs)
     gc.collect()
     return found
@@ -47,7 +47,7 @@ def _once(case: Any, costs: Costs) -> Figures:
 
 
 def step(case: cases.StepCase, costs: Costs) -> Figures:
-    """Find how long a step takes, and what was busy in it."""
+    """Measure the time of a step, and the load of processes and links in it."""
     if case.parts:
         return _extrapolated(case, costs)
     keys = cases.key_set(case.keys)
@@ -82,7 +82,7 @@ def _plan(case: cases.StepCase) -> Plan:
 
 
 def _use(job: Job) -> dict[str, float]:
-    """Bytes and seconds so far, each of the busiest process or host."""
+    """Return bytes and seconds so far, each of the busiest process or host."""
     return {
         "host out": max(host.out.nbytes for host in job.hosts),
         "host in": max(host.into.nbytes for host in job.hosts),
@@ -99,7 +99,7 @@ def _use(job: Job) -> dict[str, float]:
 
 
 def _shares(case: Any, use: dict[str, float], took: float, costs: Costs) -> Figures:
-    """Say what part of the step each was busy; `bound` is the busiest."""
+    """Return the share of the step in which each was busy; `bound` is the busiest."""
     rate = ethernet(case.gbits).rate
     sharers = case.per_host if case.by_host else 1
     shares = {
@@ -112,7 +112,7 @@ def _shares(case: Any, use: dict[str, float], took: float, costs: Costs) -> Figu
 
 
 def _extrapolated(case: cases.StepCase, costs: Costs) -> Figures:
-    """Find a step of all keys from those of two parts: for each byte more what the larger one took more."""
+    """Extrapolate the step of all keys, linearly in the bytes, from the steps of two parts."""
     few, many = (step(replace(case, keys=keys, parts=()), costs) for keys in case.parts)
     whole = cases.key_set(case.keys)
     times = (whole.nbytes - many["bytes"]) / (many["bytes"] - few["bytes"])
@@ -122,7 +122,7 @@ def _extrapolated(case: cases.StepCase, costs: Costs) -> Figures:
 
 
 def exact(case: cases.ExactCase, costs: Costs) -> Figures:
-    """Compare what two parts of a model say of it with all of it."""
+    """Compare the extrapolation from two parts of a model with the whole model."""
     one = cases.StepCase(case.name, "", case.keys, case.workers, case.servers, 1, steps=1)
     whole = step(one, costs)["seconds"]
     scaled = _extrapolated(replace(one, parts=case.parts), costs)["seconds"]
@@ -130,7 +130,7 @@ def exact(case: cases.ExactCase, costs: Costs) -> Figures:
 
 
 def training(case: cases.TrainingCase, costs: Costs) -> Figures:
-    """Find the time of a step whose passes compute concurrently."""
+    """Measure the time of a step whose passes compute concurrently."""
     keys, link = cases.key_set(case.keys), ethernet(case.gbits)
     sizes = {"slice_bytes": case.slice_bytes, "credit": case.credit}
     program = programs.training(specs(keys), 3, case.forward, case.backward, case.priority)
@@ -144,7 +144,7 @@ def training(case: cases.TrainingCase, costs: Costs) -> Figures:
 
 
 def control(case: cases.ControlCase, costs: Costs) -> Figures:
-    """Find what the scheduler does in each phase of a job: messages, bytes, seconds of its core."""
+    """Measure the scheduler in each phase of a job: messages, bytes, seconds of its core."""
     program = programs.control(specs(cases.key_set(case.keys)), idle=2.0)
     job = Job(Plan(case.workers, case.servers, 8, ethernet(10), jitter=0.05, timed=True), costs, program)
     found: Figures = {}
@@ -173,7 +173,7 @@ def _control_use(job: Job) -> dict[str, float]:
 
 
 def loss(case: cases.LossCase, costs: Costs) -> Figures:
-    """Find how long a loss holds up the others, and what it costs the scheduler."""
+    """Measure how long a loss delays the survivors, and its cost to the scheduler."""
     keys = cases.key_set("64x1048576")
     plan = Plan(case.workers, case.servers, 8, ethernet(10), on_peer_loss=case.on_peer_loss, timed=True)
     job = Job(plan, costs, programs.steps(specs(keys), 2))
@@ -206,7 +206,7 @@ def _kill(job: Job, who: str) -> None:
 
 
 def check(case: cases.CheckCase, costs: Costs) -> Figures:
-    """Run a real job of this machine some times, and simulate the same."""
+    """Run a real job on this machine several times, and simulate the same job."""
     found = sorted((real.run(case.real) for _ in range(case.runs)), key=lambda one: one.seconds)
     spread = [one.seconds for one in found]
     middle = asdict(found[len(found) // 2])
@@ -235,7 +235,7 @@ def _core(job: Job) -> dict[str, float]:
 
 
 def _counted(job: Job, calls: int) -> dict[str, float]:
-    """Count requests and bytes of a call, of all workers but the one that brought the first values."""
+    """Count requests and bytes of a call, of all workers but the initializer."""
     names = {"sent": "values_out", "received": "values_in", "rounds": "requests"}
     others = job.workers[1:]
     sums = {name: sum(getattr(one, of) for one in others) for name, of in names.items()}

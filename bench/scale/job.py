@@ -1,4 +1,4 @@
-"""A job: its hosts, its processes, and the time that they take."""
+"""A job: its hosts, its processes, and its virtual time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TICK = 0.1  # seconds between two looks at the clock, as in the loops
 class Plan:
     """A job."""
 
-    #: Its processes, beside the scheduler
+    #: Its processes, without the scheduler
     workers: int
     servers: int
     per_host: int = 1  # workers on a host. Each server has a host of its own, and so has the scheduler.
@@ -40,12 +40,12 @@ class Plan:
     #: As the options of a store
     slice_bytes: int = USUAL_SLICE_BYTES
     credit: int = DEFAULTS["credit_bytes"]
-    coding: int = 0  # the kernels' number of a codec, for what is pushed; 0 for none
-    #: Processes that do the work of each worker together: a host's, of which one stands for all
+    coding: int = 0  # the kernels' number of the codec of pushes; 0 for none
+    #: Processes that share the work of a worker: one worker stands for all processes of a host
     sharers: int = 1
-    #: Of the one host that all processes are on; 0: they are on hosts of their own, each with a core
+    #: Cores of the one host with all processes; 0: each process has a host of its own with one core
     cores: int = 0
-    #: Seconds by which the workers' starts, and the ends of what they compute, differ at most
+    #: The most seconds between the workers' starts, and between the ends of their computations
     jitter: float = 0.0
     tick: float = _TICK  # seconds between two looks at the clock of workers and servers
     #: The scheduler also spends the real time of its state machine: runs differ then
@@ -56,7 +56,7 @@ class Plan:
 
 
 class Job:
-    """A job at work."""
+    """A running job."""
 
     def __init__(self, plan: Plan, costs: Costs, program: Program) -> None:
         from bench.scale.scheduler import SchedulerProcess
@@ -67,7 +67,7 @@ class Job:
         self.clock = Clock()
         self.rng = random.Random(plan.seed)
         self.ended = False
-        self.marks: dict[str, list[float]] = {}  # what programs have noted, and when
+        self.marks: dict[str, list[float]] = {}  # the times of the marks of programs
         self.processes: dict[str, Any] = {}
         self._left = plan.workers
         resend = min(1.0, plan.dead_after / 4)
@@ -113,34 +113,34 @@ class Job:
         self.clock.at(self.clock.now + _TICK, self._tick_scheduler)
 
     def _beat(self, process: Process) -> None:
-        """Answer a heartbeat: a loop in C does that, whatever the process is busy with."""
+        """Answer a heartbeat: a thread in C does this independently of the process's work."""
         if process.alive and process.host.alive:
             self.scheduler.post(self.scheduler.beat, process.name)
             self.clock.at(self.clock.now + self.plan.heartbeat, self._beat, process)
 
     def run(self, over: Callable[[], bool] | None = None, limit: float = 3600.0) -> bool:
-        """Let it run until all workers are through, or it is `over`; False: not within so many seconds."""
+        """Run until all workers have ended, or until `over`; False: not within `limit` seconds."""
         with _no_garbage():
             return self.clock.run(over or (lambda: not self._left), limit)
 
     # --------------------------------------------------------------------------------------- for processes
 
     def ask_echo(self, source: Any, message: Any) -> None:
-        """Send something to the scheduler's echo, which is C and always answers."""
+        """Send a message to the scheduler's echo, a thread in C that always answers."""
         if self.scheduler.host.alive:
             self.clock.at(source.time + 2 * self.plan.link.latency, source.post, source.echo, message)
 
     def worker_is_over(self, worker: WorkerProcess) -> None:
-        """Note that a worker's program has ended."""
+        """Record the end of a worker's program."""
         self._left -= 1
         self.mark("over")
 
     def mark(self, name: str, time: float | None = None) -> None:
-        """Note that something has happened."""
+        """Record the time of an event."""
         self.marks.setdefault(name, []).append(self.clock.now if time is None else time)
 
     def kill(self, *processes: Process) -> None:
-        """Let processes die."""
+        """Kill processes."""
         for process in processes:
             if process.alive:
                 process.die()
@@ -149,7 +149,7 @@ class Job:
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Collect no garbage inside: there are millions of objects, and cycles only at the end."""
+    """Disable the garbage collector: there are millions of objects, and cycles only at the end."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -1,9 +1,8 @@
 """Hosts and their links: bandwidth, latency, and queues.
 
-Switches are not modelled: between two hosts there is what leaves the one and what comes into the other. What
-leaves a host for several others takes turns, a message each, as connections share a link; what comes to it is
-first in, first out. Queues have no end, and nothing is lost in them; a host that is dead sends and receives
-nothing.
+Switches are not modelled: a message passes the uplink of its sender and the downlink of its receiver. The
+uplink sends the messages to different hosts in rotation, as connections share a link; the downlink is first
+in, first out. Queues are unbounded and lose nothing. A dead host sends and receives nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 
 class Clock:
-    """Events in the order of their times; those of one time in the order in which they were made."""
+    """Events in the order of their times; events of one time in the order of their creation."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -25,16 +24,16 @@ class Clock:
 
     @property
     def count(self) -> int:
-        """How many events there have been."""
+        """Return the number of events so far."""
         return self._count
 
     def at(self, when: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Call at some time; at once, if that is over."""
+        """Schedule a call at a time; at once, if that has passed."""
         self._count += 1
         heapq.heappush(self._events, (max(when, self.now), self._count, call, arguments))
 
     def run(self, over: Callable[[], bool], limit: float) -> bool:
-        """Let time pass until it is `over`; False: not within `limit` seconds, or nothing is left to do."""
+        """Run events until `over`; False: not before the time `limit`, or no event is left."""
         events, pop = self._events, heapq.heappop
         while not over():
             if not events or events[0][0] > limit:
@@ -44,7 +43,7 @@ class Clock:
         return True
 
 
-#: Bytes of a link that carry bytes of messages: of 1,538 on an Ethernet, TCP has 1,448.
+#: The share of a link's bytes that carry messages: of 1,538 on an Ethernet, TCP has 1,448.
 SHARE = 1448 / 1538
 
 
@@ -58,11 +57,11 @@ class LinkKind:
 
 
 def ethernet(gbits: float, latency: float = 50e-6) -> LinkKind:
-    """Return a link of so many Gbit/s."""
+    """Return a link of this number of Gbit/s."""
     return LinkKind(gbits * 1e9 / 8 * SHARE, latency)
 
 
-#: Bytes of a message, the function that receives it, and its arguments.
+#: The bytes of a message, the function that receives it, and its arguments.
 Delivery = tuple[int, Callable[..., None], tuple[Any, ...]]
 
 
@@ -77,14 +76,14 @@ class Downlink:
         self.nbytes = 0
 
     def take(self, nbytes: int, now: float) -> float:
-        """Queue a message; return when its last byte is there."""
+        """Queue a message; return the time at which its last byte arrives."""
         self.nbytes += nbytes
         self.free = max(now, self.free) + nbytes / self.rate
         return self.free
 
 
 class Uplink:
-    """What leaves a host: a queue for each other host, which take turns."""
+    """The outgoing side of a host's link: a queue for each other host, served in rotation."""
 
     __slots__ = ("_busy", "_clock", "_latency", "_queues", "_turns", "nbytes", "rate")
 
@@ -120,7 +119,7 @@ class Uplink:
 
 
 class Host:
-    """A machine: its link, and so many cores for its processes; 0: as many as they need."""
+    """A machine: its link, and the number of cores for its processes; 0: one for each."""
 
     def __init__(self, clock: Clock, kind: LinkKind, cores: int = 0) -> None:
         self.clock, self.kind, self.cores = clock, kind, cores
@@ -131,7 +130,7 @@ class Host:
         self._ready: deque[Callable[[], None]] = deque()
 
     def when_free(self, work: Callable[[], None]) -> None:
-        """Do some work as soon as there is a core; the work says when it is done by `release`."""
+        """Start some work as soon as a core is free; the work ends by `release`."""
         if self.cores and self._running >= self.cores:
             self._ready.append(work)
         else:
@@ -139,7 +138,7 @@ class Host:
             work()
 
     def release(self, end: float) -> None:
-        """Give a core back at some time."""
+        """Free a core at a time."""
         if self.cores:
             self.clock.at(end, self._released)
         else:
@@ -152,12 +151,12 @@ class Host:
             self._running -= 1
 
     def die(self) -> None:
-        """End without a word."""
+        """End without a message."""
         self.alive = False
 
 
 def send(source: Host, target: Host, nbytes: int, deliver: Callable[..., None], *arguments: Any) -> None:
-    """Bring a message from one host to another, and deliver it there."""
+    """Transfer a message from one host to another, and deliver it there."""
     clock, kind = source.clock, source.kind
     if source is target:
         clock.at(clock.now + kind.local, deliver, *arguments)

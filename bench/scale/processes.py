@@ -1,4 +1,4 @@
-"""A process: it handles messages one after the other, each for the time of a core."""
+"""A process: it handles messages one after the other, and each occupies a core."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kvstore.stores.parameter_server.protocol import messages as m
 
 
 class Process:
-    """One process of a job; its subclasses have the machines.
+    """One process of a job; its subclasses have the state machines.
 
-    `slow` is a factor for all that it does; `sharers` processes of its host do its work together.
+    `slow` is a factor of all its times; `sharers` processes of its host share its work.
     """
 
     def __init__(self, clock: Clock, host: Host, name: str, costs: Costs) -> None:
@@ -30,7 +30,7 @@ class Process:
         self._due = False
 
     def post(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Have it do something, when it has done what came before."""
+        """Queue some work, after the work that was queued before."""
         if not self.alive or not self.host.alive:
             return
         self._inbox.append((call, arguments))
@@ -39,14 +39,14 @@ class Process:
             self.clock.at(self._free, self._begin)
 
     def spend(self, seconds: float) -> None:
-        """Take time, within a step."""
+        """Spend time of the core, within a step."""
         took = seconds * self.slow
         self.seconds += took
         self.host.busy += took
         self._free += took / self.sharers
 
     def send(self, target: Process, nbytes: int, call: Callable[..., None], *arguments: Any) -> None:
-        """Send a message, as soon as the work of this step so far is done; `call` handles it there."""
+        """Send a message after the work of this step so far; `call` handles it at the target."""
         self.sent += 1
         self.clock.at(self._free, self._send, target, nbytes, call, arguments)
 
@@ -66,7 +66,7 @@ class Process:
         self.hear(message, *arguments)
 
     def hear(self, message: Any, peer: Any = "scheduler") -> None:
-        """Take a control message."""
+        """Handle a control message."""
         raise NotImplementedError
 
     def _send(
@@ -77,11 +77,11 @@ class Process:
 
     @property
     def time(self) -> float:
-        """When all is done that this step has done so far."""
+        """Return the time at which the work of this step so far is done."""
         return self._free
 
     def die(self) -> None:
-        """End without a word."""
+        """End without a message."""
         self.alive = False
         self._inbox.clear()
 

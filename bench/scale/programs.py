@@ -1,4 +1,4 @@
-"""What the workers of a job do, as generators: each yields what it waits for."""
+"""The programs of the workers of a job: generators that yield their waits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.protocol.messages import KeySpec, Kind
 
-_SETTLES = 1.0  # seconds after which the scheduler has nothing left to do
+_SETTLES = 1.0  # seconds until the scheduler is idle
 
 Steps = Generator[Wait, None, None]
 
 
 def asked(worker: WorkerProcess, message: Any, take: Callable[[e.Done], None] = lambda done: None) -> Wait:
-    """Wait for an answer of the scheduler."""
+    """Wait for a reply of the scheduler."""
 
     def wait(go_on: Callable[[], None]) -> None:
         def then(done: e.Done) -> None:
@@ -30,17 +30,17 @@ def asked(worker: WorkerProcess, message: Any, take: Callable[[e.Done], None] = 
 
 
 def called(worker: WorkerProcess, kind: Kind, keys: Sequence[m.Key], priority: int = 0) -> Wait:
-    """Wait for a call of the servers."""
+    """Wait for a call to the servers."""
     return lambda go_on: worker.submit(kind, keys, lambda done: go_on(), priority)
 
 
 def computed(worker: WorkerProcess, seconds: float) -> Wait:
-    """Wait for work outside the simulated cores: that of a GPU, or sleep."""
+    """Wait for work outside the simulated cores: on a GPU, or sleep."""
     return lambda go_on: worker.clock.at(worker.clock.now + seconds, go_on)
 
 
 def init(worker: WorkerProcess, specs: Sequence[KeySpec]) -> Steps:
-    """Initialise keys, as worker/initial_values.py does: the lowest rank brings values, the others wait."""
+    """Initialise keys, as worker/initial_values.py does: the lowest rank sends values, the others wait."""
     learn = partial(_learn, worker)
     if not worker.machine.member.is_initializer():
         yield asked(worker, m.Lookup(0, 0, tuple(spec.key for spec in specs)), learn)
@@ -57,18 +57,18 @@ def _learn(worker: WorkerProcess, done: e.Done) -> None:
 
 
 def barrier(worker: WorkerProcess, number: int) -> Steps:
-    """Wait for all."""
+    """Wait for all workers."""
     yield asked(worker, m.Barrier(0, 0, number))
 
 
 def leave(worker: WorkerProcess) -> Steps:
-    """Close the store, and say goodbye."""
+    """Close the store, and leave the job."""
     yield asked(worker, m.Leave(0))
     yield asked(worker, m.Bye(worker.name))
 
 
 def steps(specs: Sequence[KeySpec], count: int, compute: float = 0.0, closes: bool = False) -> Program:
-    """Init, a barrier, then so many times: compute, and pushpull all keys in one call.
+    """Init, pass a barrier, then repeat: compute, and pushpull all keys in one call.
 
     Marks: ``welcome``, ``ready`` (of the init), and of each step ``begin N`` and ``end N``.
     """
@@ -92,9 +92,9 @@ def steps(specs: Sequence[KeySpec], count: int, compute: float = 0.0, closes: bo
 
 
 def control(specs: Sequence[KeySpec], idle: float) -> Program:
-    """Start, init, pass a barrier, compute for so many seconds, and close the store.
+    """Start, init, pass a barrier, compute for some seconds, and close the store.
 
-    Marks: ``welcome``, ``ready``, ``passed``, ``settled`` (nothing is left of that), ``closes``.
+    Marks: ``welcome``, ``ready``, ``passed``, ``settled`` (the scheduler is idle), ``closes``.
     """
 
     def program(worker: WorkerProcess) -> Steps:
@@ -117,10 +117,10 @@ def control(specs: Sequence[KeySpec], idle: float) -> Program:
 def training(
     specs: Sequence[KeySpec], count: int, forward: float, backward: float, apart: bool = True
 ) -> Program:
-    """Step as a network does: the backward pass has the last key first, the forward pass needs it last.
+    """Train as a network: the backward pass computes the last key first, the forward pass needs it last.
 
     Each key is a call of its own as soon as its gradient is there, with the priority of its place; the next
-    step's forward pass waits for each key when it comes to it. `apart` False: all have the same priority.
+    step's forward pass waits for each key before its layer. `apart` False: all have the same priority.
     """
     sizes = [_elements(spec) for spec in specs]
     whole = sum(sizes)

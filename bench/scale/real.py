@@ -1,4 +1,4 @@
-"""Real jobs of this machine: what their processes ran, and what went between them."""
+"""Real jobs on this machine: the processor time of their processes, and their bytes and messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RealCase:
     servers: int
     sizes: tuple[int, ...]  # elements of float32 of each key
     way: str = "pushpull"  # `pushpull`, `push`, `pull`, `barrier` or `idle`
-    #: How often each worker calls, all keys at once, and before that
+    #: The calls of each worker, all keys at once, and the calls before them
     calls: int = 50
     warm: int = 5
     sweep: int = 0  # bytes of memory that a worker changes before each call
@@ -40,14 +40,14 @@ class RealCase:
 
 @dataclass(frozen=True)
 class Found:
-    """What a job took; all figures are for one call."""
+    """The figures of a job, for one call."""
 
-    seconds: float  # of the clock, in the middle of all workers, without what lay between the calls
+    seconds: float  # of the clock, the median of all workers, without the time between the calls
     #: Seconds of a core: of one worker, of all servers, of the scheduler
     worker: float
     server: float
     scheduler: float
-    #: Of one worker: bytes of values, and rounds of slices that were complete. Negative: workers differ.
+    #: Of one worker: bytes of values, and complete rounds of slices. Negative: workers differ.
     sent: float
     received: float
     rounds: float
@@ -60,7 +60,7 @@ def run(case: RealCase) -> Found:
     Raises
     ------
     RuntimeError
-        It has failed; with what it wrote.
+        The job has failed; the message has its output.
     """
     with tempfile.TemporaryDirectory() as folder:
         n, s = str(case.workers), str(case.servers)
@@ -92,7 +92,7 @@ def _found(case: RealCase, read: Sequence[dict[str, Any]]) -> Found:
 
 
 def _aside(case: RealCase, one: dict[str, Any]) -> float:
-    """Seconds of a worker beside its calls: what it meant to sleep, since it may be woken late, or took."""
+    """Return a worker's seconds outside its calls: the planned sleep, as it may wake late, or the time."""
     aside: float = case.sleep * case.calls or one["between"]
     return aside
 

@@ -1,6 +1,6 @@
-"""A worker of a real job that `real` starts: calls in a loop, and what they took.
+"""A worker of a real job that `real` starts: it measures calls in a loop.
 
-Rank 0 also reads what the other processes of the job have run: they have the same parent.
+Rank 0 also reads the processor time of the other processes of the job, which have the same parent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import kvstore as kv
 
 
 def role_of(pid: int) -> str:
-    """Role of a process of the job, and its rank."""
+    """Return the role of a process of the job, and its rank."""
     told = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     found = dict(one.partition(b"=")[::2] for one in told if one)
     return found.get(b"KVSTORE_ROLE", b"worker").decode()
@@ -36,7 +36,7 @@ def family() -> dict[str, list[int]]:
 
 
 def ran(pid: int) -> float:
-    """Seconds of a core that all threads of a process have had."""
+    """Return the processor seconds of all threads of a process."""
     total = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         total += int((task / "schedstat").read_text().split()[0])
@@ -48,7 +48,7 @@ def _open(mode: str) -> kv.KVStore:
 
 
 class Loop:
-    """What this worker does again and again."""
+    """The repeated call of this worker."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
@@ -60,10 +60,10 @@ class Loop:
         self.keys = list(range(len(self.values)))
         self.outs = [np.empty_like(one) for one in self.values]
         self.swept = np.ones(config["sweep"] // 8) if config["sweep"] else None
-        self.aside = self.waited = 0.0  # seconds of a core, and of the clock, beside the calls
+        self.aside = self.waited = 0.0  # seconds of a core, and of the clock, outside the calls
 
     def init(self) -> float:
-        """Seconds of the init."""
+        """Return the seconds of the init."""
         began = time.perf_counter()
         if self.keys:
             self.store.init(self.keys, self.values)
@@ -72,7 +72,7 @@ class Loop:
         return time.perf_counter() - began
 
     def call(self) -> Callable[[], Any]:
-        """Return what is to be repeated."""
+        """Return the call to repeat."""
         store, keys = self.store, self.keys
         ways: dict[str, Callable[[], Any]] = {
             "pushpull": partial(store.pushpull, keys, self.values, out=self.outs),
@@ -84,7 +84,7 @@ class Loop:
         return ways[self.config["way"]]
 
     def between(self) -> None:
-        """Compute: sweep memory, so that nothing of the store is in a cache, and sleep."""
+        """Sweep memory, so that no data of the store is in a cache, and sleep."""
         began, ran = time.perf_counter(), time.thread_time()
         if self.swept is not None:
             self.swept += 1.0
@@ -94,7 +94,7 @@ class Loop:
         self.waited += time.perf_counter() - began
 
     def run(self, calls: int) -> None:
-        """Call so often."""
+        """Make the given number of calls."""
         call = self.call()
         for _ in range(calls):
             self.between()
@@ -131,7 +131,7 @@ def measure(loop: Loop) -> dict[str, Any]:
 
 
 def main(config: dict[str, Any], folder: str) -> None:
-    """Measure, and write what was found."""
+    """Measure, and write the figures."""
     loop = Loop(config)
     found = measure(loop)
     loop.store.barrier()

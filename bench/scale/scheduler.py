@@ -1,4 +1,4 @@
-"""The scheduler's process: its machine, which is the real one, and what its messages cost."""
+"""The scheduler's process: the real state machine, and the costs of its messages."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class SchedulerProcess(Process):
         self.took = 0.0
 
     def hear(self, message: Any, peer: Any = "") -> None:
-        """Take a message of a process's store; -1 is a server's."""
+        """Handle a message of a process's store; -1 is a server's."""
         self.kinds[_kind(message)] += 1
         self._take(e.Received(peer, message))
 
     def beat(self, name: str) -> None:
-        """Take a sign of life."""
+        """Handle a heartbeat."""
         self.kinds["heartbeat"] += 1
         self.spend(self.costs.beat)
         self._take(e.Heard(name))
 
     def tick(self) -> None:
-        """Look at the clock."""
+        """Pass a tick to the state machine."""
         self._take(e.Tick())
 
     def _take(self, event: e.Event) -> None:

@@ -1,4 +1,4 @@
-"""A server's process: its machine and the native rounds, which are the real ones; values are only counted."""
+"""A server's process: the real state machine and native rounds; values are only counted."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ class ServerProcess(Process):
         self.machine = ServerMachine(hello, options)
 
     def start(self) -> None:
-        """Say hello."""
+        """Register at the scheduler."""
         self._take(e.Start())
 
     def tick(self) -> None:
-        """Look at the clock."""
+        """Pass a tick to the state machine."""
         self._take(e.Tick())
 
     def hear(self, message: Any, peer: Any = "scheduler") -> None:
-        """Take a control message."""
+        """Handle a control message."""
         self._take(e.Received(peer, message))
 
     def echo(self, message: Any) -> None:
-        """Take what the scheduler's echo has sent back."""
+        """Handle a reply of the scheduler's echo."""
         self._take(e.Received(e.ECHO, message))
 
     def receive(self, peer: tuple[str, int], batch: m.Batch) -> None:
-        """Take requests of a worker."""
+        """Handle requests of a worker."""
         costs, records = self.costs, batch.records
         self.received += 1
         self.requests += len(records)
@@ -89,7 +89,7 @@ class ServerProcess(Process):
         return None
 
     def _apply(self, action: e.Apply) -> e.JobsApplied:
-        """Sum: what plain parts cost was paid for as they came."""
+        """Sum the parts; the cost of plain parts was spent when they arrived."""
         for job in action.jobs:
             self.rounds += 1
             if job.parts and job.parts[0][1].coding:
@@ -131,7 +131,7 @@ class ServerProcess(Process):
 
 
 def _portions(records: list[Record]) -> Iterator[list[Record]]:
-    """Cut answers into messages, as `kp_count_for_message` does."""
+    """Divide replies into messages, as `kp_count_for_message` does."""
     some: list[Record] = []
     size = 0
     for record in records:

@@ -1,4 +1,4 @@
-"""How many bytes a message has on the wire, as transport/frames.py and native/exchange.h write it."""
+"""The bytes of a message on the wire, as transport/frames.py and transport/native/exchange.h write it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NONE = PayloadLocation.NONE
 
 
 def data_bytes(sizes: Iterable[int], records: int) -> int:
-    """Bytes of a message with so many records, and payloads of these sizes."""
+    """Return the bytes of a message with `records` records and payloads of these sizes."""
     together = large = n_large = 0
     for size in sizes:
         if size > COPIED:
@@ -33,14 +33,14 @@ def data_bytes(sizes: Iterable[int], records: int) -> int:
 
 
 def batch_bytes(batch: Batch) -> int:
-    """Bytes of a worker's requests."""
+    """Return the bytes of a worker's requests."""
     return data_bytes(
         (record.nbytes for record in batch.records if record.place != _NONE), len(batch.records)
     )
 
 
 def values_of(records: Iterable[Record]) -> int:
-    """Bytes of values that records speak of."""
+    """Return the bytes of the values of records."""
     return sum(record.nbytes for record in records)
 
 
@@ -54,7 +54,7 @@ class ControlCodec:
         self._fan_out, self._fans_out = FanOut(), fans_out
 
     def measure(self, message: Any) -> tuple[int, bool]:
-        """Return the bytes of a message, and whether they had to be made anew."""
+        """Return the bytes of a message, and whether it had to be encoded."""
         body, is_new = self._fan_out.encode(message)
         if is_new and self._fans_out:
             self._fan_out.remember(message)

@@ -1,4 +1,4 @@
-"""A worker's process: its machine, which is the real one, and a program that uses it."""
+"""A worker's process: the real state machine, and a program that uses it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Program = Callable[["WorkerProcess"], Generator[Wait, None, None]]
 
 
 class WorkerProcess(Process):
-    """A worker with one store; `coding` is the kernels' number of a codec for what it pushes, 0 for none."""
+    """A worker with one store; `coding` is the kernels' number of the codec of its pushes, 0 for none."""
 
     def __init__(
         self,
@@ -55,23 +55,23 @@ class WorkerProcess(Process):
         self._sizes: dict[m.Key, list[tuple[m.Slice, int]]] = {}
 
     def start(self) -> None:
-        """Say hello."""
+        """Register at the scheduler."""
         self._take(e.Start())
 
     def tick(self) -> None:
-        """Look at the clock."""
+        """Pass a tick to the state machine."""
         self._take(e.Tick())
 
     def hear(self, message: Any, peer: Any = "scheduler") -> None:
-        """Take a control message of the scheduler, or of a server."""
+        """Handle a control message of the scheduler, or of a server."""
         self._take(e.Received(peer, message))
 
     def echo(self, message: Any) -> None:
-        """Take what the scheduler's echo has sent back."""
+        """Handle a reply of the scheduler's echo."""
         self._take(e.Received(e.ECHO, message))
 
     def receive(self, server: int, batch: m.Batch) -> None:
-        """Take replies."""
+        """Handle replies."""
         costs = self.costs
         self.received += 1
         carried = values_of(batch.records)
@@ -82,13 +82,13 @@ class WorkerProcess(Process):
     # ------------------------------------------------------------------------------------------- program
 
     def ask(self, message: Any, then: Callable[[e.Done], None]) -> None:
-        """Ask the scheduler."""
+        """Send a request to the scheduler."""
         self._take(e.SchedulerRequest(self._name(then), message))
 
     def submit(
         self, kind: Kind, keys: Sequence[m.Key], then: Callable[[e.Done], None], priority: int = 0
     ) -> None:
-        """Ask the servers, for all slices of these keys."""
+        """Send requests for all slices of these keys to the servers."""
         parts = [self._part(kind, one, size) for key in keys for one, size in self.slices(key)]
         self.spend(self.costs.worker_call)
         if self.coding and kind in _PUSHES:
@@ -118,7 +118,7 @@ class WorkerProcess(Process):
         return self._names
 
     def go_on(self) -> None:
-        """Let the program take its next step; it ends with the first error, whatever it waits for."""
+        """Continue the program with its next step; it ends with the first error of any wait."""
         if self.over or not self.alive:
             return
         try:

@@ -3,9 +3,9 @@
 #
 #     sbatch slurm.sh
 #
-# Each task is a worker. Task 0 runs the scheduler beside it, and two tasks a server, on different hosts. They
-# meet in a folder that all hosts see: task 0 makes the keys of the job there, and takes them away at the end.
-# What is printed goes to train-JOB.out, with the line of each worker.
+# Each task is a worker. Task 0 also runs the scheduler, and two tasks also run a server, on different hosts. They
+# meet in a folder that all hosts see: task 0 writes the keys of the job there, and deletes them at the end.
+# The output is written to train-JOB.out, with the lines of each worker.
 #SBATCH --job-name=train
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4
@@ -19,7 +19,7 @@ set -euo pipefail
 PROGRAM=${PROGRAM:-$SLURM_SUBMIT_DIR/numpy_workers.py}
 source "${VENV:-$HOME/venv}/bin/activate"
 
-# As many threads for a worker as it has processors; a server beside it shares them.
+# As many threads for a worker as it has processors; a server in the same task shares them.
 export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
 
 # Without --kill-on-bad-exit the others would notice the death of a task only by their stores.

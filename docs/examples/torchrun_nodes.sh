@@ -3,7 +3,7 @@
 #
 #     bash torchrun_nodes.sh     # on each machine
 #
-# torchrun gives each process its rank; `kvstore role` runs the scheduler beside rank 0 and the servers beside
+# torchrun gives each process its rank; `kvstore role` also runs the scheduler with rank 0 and the servers with
 # other ranks. They meet in a folder that both machines see: rank 0 writes the keys of the job there, and
 # deletes them at the end. Between the machines, connections are encrypted.
 # A firewall must pass RDZV_PORT and the ports of KVSTORE_PORTS.

@@ -42,7 +42,7 @@ def intrude(faults: Faults, draw: random.Random, who: str) -> None:
         workers = made.start_all(BODIES, "sits")
         ready(*workers, line="in")
         body, arguments, rank, variables, word = {
-            "rank of another": ("refused", ["FencedError"], 1, {}, "already; every process needs a rank of its own"),
+            "rank of another": ("refused", ["FencedError"], 1, {}, "already; every process"),
             "number of workers": (
                 "refused",
                 ["ConfigError"],

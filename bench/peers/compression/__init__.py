@@ -1,1 +1,1 @@
-"""Peers that compress gradients, behind the interface of `bench.peers`."""
+"""Peers that compress gradients, with the interface of `bench.peers`."""

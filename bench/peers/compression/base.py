@@ -1,4 +1,4 @@
-"""What peers that compress gradients have in common."""
+"""Code of all peers that compress gradients."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ class Way(Protocol):
     def encode(self, gradient: Array, residual: Array, packed: Array) -> None: ...
 
     def add(self, packed: Array, target: Array) -> None:
-        """Add what a packed gradient stands for."""
+        """Add the values of a packed gradient."""
 
     def push(self, gradients: list[Array], residuals: list[Array], stored: Array) -> None:
-        """Write the sum of what the values stand for after packing and unpacking."""
+        """Write the sum of the values after packing and unpacking."""
 
     def pull(self, stored: Array, outs: list[Array]) -> None:
-        """Copy to every out."""
+        """Copy to all outs."""
 
 
 class Compressor(Peer):
     """A peer for `CompressionCase`.
 
-    Whatever the case, `prepare` returns for each of the first calls the sum of what its values stand for
-    after packing and unpacking. The first of its ways does that; all are timed.
+    In each case, `prepare` returns for each of the first calls the sum of its values after packing and
+    unpacking. The first of its ways computes that; all are timed.
     """
 
     case_type = CompressionCase
 
     def ways(self, case: CompressionCase) -> dict[str, Way]:
-        """Name the ways of this peer."""
+        """Return the ways of this peer, by name."""
         raise NotImplementedError
 
     def prepare(self, case: CompressionCase) -> list[Array]:
@@ -89,14 +89,14 @@ class Compressor(Peer):
 
 
 class Turns:
-    """Counts calls, so that each has other gradients."""
+    """Counts calls, so that each call has different gradients."""
 
     def __init__(self, data: Inputs) -> None:
         self._data = data
         self._number = CHECKED
 
     def gradients(self) -> list[Array]:
-        """Cut the gradients of the next call."""
+        """Return the gradients of the next call."""
         self._number += 1
         return self._data.gradients(self._number)
 
@@ -106,7 +106,7 @@ def _first(ways: dict[str, Way]) -> Way:
 
 
 def _packed(way: Way, case: CompressionCase, data: Inputs, residuals: list[Array]) -> list[list[Array]]:
-    """Pack the first calls: for each call the words of each value."""
+    """Pack the first calls; return the words of each value, by call."""
     for gradient, residual in zip(data.first, residuals, strict=True):
         way.encode(gradient, residual, _words(case))
     calls = []
@@ -133,6 +133,6 @@ def _zeros(case: CompressionCase, count: int) -> list[Array]:
 
 
 def copy_to_all(stored: Array, outs: list[Array]) -> None:
-    """Pull as NumPy does it."""
+    """Pull by NumPy's copies."""
     for out in outs:
         np.copyto(out, stored)

@@ -1,15 +1,15 @@
-/* What the memory of this machine allows for gradient compression, with the loops and stores of the local limit.
+/* The limit of gradient compression by the memory of this machine, with the loops and stores of the local limit.
  *
- * Each verb in two kinds. The work itself, without branches, as the compiler vectorises it; and its bytes alone: the
- * same arrays read and written with next to no arithmetic. The caller tries all, and takes the best for each case.
+ * Each verb has two kinds: the full work, without branches, as the compiler vectorises it; and its bytes alone: the
+ * same arrays are read and written with almost no arithmetic. The caller tries all, and uses the best for each case.
  */
 #include "../local/limit.c"
 
 enum { QUANTISE, DEQUANTISE, PUSH, PULL };
-enum { FETCH = BLOCKS }; /* ordinary stores, and lines asked for beforehand */
+enum { FETCH = BLOCKS }; /* ordinary stores, with prefetched lines */
 enum { GROUP = 64, FAR_ELEMENTS = 1024 };
 
-/* `bits` of an element when packed. `table` has what the elements of each byte stand for. */
+/* `bits` of an element when packed. `table` has the values of the elements of each byte. */
 typedef struct {
     ptrdiff_t n;
     int bits, k;
@@ -21,7 +21,7 @@ typedef struct {
     float *sum, *out[MAX_VALUES];
 } task;
 
-/* Feel out one group: the signs of what is sent, with the residual left behind. */
+/* Encode one group: return the signs of the sent elements, and store the residual. */
 static inline void feel(const float *restrict g, float *restrict r, int8_t *restrict sign, ptrdiff_t n, int bits, float t)
 {
     if (bits == 2)
@@ -40,7 +40,7 @@ static inline void feel(const float *restrict g, float *restrict r, int8_t *rest
         }
 }
 
-/* Signs of a whole group to bytes, the first one in the highest bits. */
+/* Pack the signs of a whole group into bytes, the first sign in the highest bits. */
 static inline void pack(const int8_t *restrict sign, uint8_t *restrict to, int bits)
 {
     if (bits == 2)
@@ -95,7 +95,7 @@ static void dequantise(const task *p, ptrdiff_t from, ptrdiff_t end, const int b
         p->sum[at] += p->table[p->packed[at / in_byte] * in_byte + at % in_byte];
 }
 
-/* The sum over the values of what each sends. */
+/* Sum the sent elements over the values. */
 static void push(const task *p, ptrdiff_t from, ptrdiff_t end, int how)
 {
     _Alignas(64) int8_t sign[BLOCK];
@@ -133,7 +133,7 @@ static inline void fetch(const float *p, int to_write)
             __builtin_prefetch(p + line, 0);
 }
 
-/* Residuals grow as a random walk does: they stay finite. */
+/* Residuals grow as a random walk: they stay finite. */
 static void quantise_bytes(const task *p, ptrdiff_t from, ptrdiff_t end, int how)
 {
     const float *g = p->g[0];
@@ -207,8 +207,8 @@ static void do_part(const task *p, ptrdiff_t from, ptrdiff_t end, int verb, int 
         fence();
 }
 
-/* One call. `sum` is aligned to 64 bytes. `fixed` cuts the work between the threads beforehand; otherwise they take
- * chunks as they come. */
+/* One call. `sum` is aligned to 64 bytes. With `fixed` the threads' shares are fixed; otherwise threads
+ * claim chunks in turn. */
 void compression_run(const task *p, int verb, int work, int how, int threads, int fixed)
 {
     ptrdiff_t chunks = (p->n + CHUNK - 1) / CHUNK;

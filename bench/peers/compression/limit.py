@@ -1,4 +1,4 @@
-"""The compiled limit: C with OpenMP that does the work of a case, or only moves its bytes."""
+"""The compiled limit: C with OpenMP that computes a case, or only moves its bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Task(ctypes.Structure):
 
 
 class Limit(Compressor):
-    """Every way that the C code knows; the best one counts."""
+    """All ways of the C code; the fastest way counts."""
 
     def __init__(self, place: Any = None) -> None:
         super().__init__(place)
@@ -48,7 +48,7 @@ class Limit(Compressor):
 
 
 def _written(kind: str, how: str, pair: bool) -> bool:
-    """Tell whether the C code has it: streaming for a pair, prefetching for the bytes of the others."""
+    """Return whether the C code has this way: it has streaming for a pair, and prefetching otherwise."""
     if how == "prefetched":
         return kind == "bytes alone" and not pair
     return how == "ordinary stores" or pair

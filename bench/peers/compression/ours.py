@@ -44,7 +44,7 @@ class Ours(Compressor):
 
 
 class ByCodec:
-    """The codec; to add packed gradients up, the kernel that stores and servers add them up with."""
+    """The codec; packed gradients are added by the kernel of the stores and servers."""
 
     def __init__(self, case: CompressionCase) -> None:
         self._codec = compression.create({"type": case.codec, "threshold": case.threshold})

@@ -10,11 +10,11 @@ from bench.cases.compression import CompressionCase
 from bench.peers.base import Array
 from bench.peers.compression.base import Compressor, Way, copy_to_all
 
-BLOCK = 32 * 1024  # elements whose buffers stay in a cache; a multiple of what a word holds
+BLOCK = 32 * 1024  # elements whose buffers stay in a cache; a multiple of the codes of a word
 
 
 class Numpy(Compressor):
-    """At once, and by blocks."""
+    """Whole arrays at once, and by blocks."""
 
     def ways(self, case: CompressionCase) -> dict[str, Way]:
         return {
@@ -34,7 +34,7 @@ class Coding:
         self._table = table(bits, float(self.threshold))
 
     def send(self, gradient: Array, residual: Array) -> Array:
-        """Take out of the residual what is sent, and return that; good until the next call."""
+        """Subtract the sent values from the residual, and return them; valid until the next call."""
         n = gradient.size
         up, sign, sent = self._up[:n], self._sign[:n], self._sent[:n]
         np.add(residual, gradient, out=residual)
@@ -51,31 +51,31 @@ class Coding:
         return sent
 
     def encode(self, gradient: Array, residual: Array, packed: Array) -> None:
-        """Send, and pack what was sent, the first element in the highest bits."""
+        """Send, and pack the sent values, the first element in the highest bits."""
         n = gradient.size
         self.send(gradient, residual)
-        if self.bits == 2:  # the higher bit says that something is sent, the lower one that it is positive
+        if self.bits == 2:  # the higher bit: the element is sent; the lower bit: it is positive
             np.not_equal(self._sign[:n], 0, out=self._bits[:n, 0])
         self._bits[:n, -1] = self._up[:n]
         self._bits[n:] = False
         packed[:] = np.packbits(self._bits.reshape(-1)[: 8 * packed.size])
 
     def add(self, packed: Array, target: Array) -> None:
-        """Add what the bytes stand for, each looked up in a table."""
+        """Add the values of the bytes, which are looked up in a table."""
         sent = self._sent[: packed.size * self._table.shape[1]]
         np.take(self._table, packed, axis=0, out=sent.reshape(packed.size, -1), mode="clip")
         np.add(target, sent[: target.size], out=target)
 
 
 def table(bits: int, threshold: float) -> Array:
-    """Make a row for each byte: what its elements stand for."""
+    """Make a row for each byte, with the values of its elements."""
     codes = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).reshape(256, -1, bits)
     sign = np.where(codes[..., -1] == 1, 1, -1)
     return (sign if bits == 1 else codes[..., 0] * sign * threshold).astype(np.float32)
 
 
 class ByBlocks:
-    """Goes over arrays in blocks of `block` elements."""
+    """Processes arrays in blocks of `block` elements."""
 
     def __init__(self, bits: int, threshold: float, block: int) -> None:
         self._block = -(-block // 32) * 32

@@ -1,4 +1,4 @@
-"""MXNet 1.9.1: a `device` store on CPU contexts, and what its profiler says of the operators inside."""
+"""MXNet 1.9.1: a `device` store on CPU contexts, and its profiler's times of the operators inside."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ OPERATORS = {"quantise": "QuantizeCPU", "dequantise": "DequantizeCPU"}
 
 
 class MXNet(Compressor):
-    """Every value of a push is on a context of its own, so that its operators run side by side.
+    """Each value of a push has its own context, so that the operators run concurrently.
 
     The time of a gradient is the time in which at least one operator of the push ran, divided by the number
-    of values: what all cores together need for one, and nothing of the engine around it. A dequantising
-    operator adds nothing up; that is done by further operators, which are not counted.
+    of values: the time of all cores for one value, without the engine. A dequantising operator does not add;
+    other operators do, which are not counted.
     """
 
     def __init__(self, place: Any = None) -> None:
@@ -60,7 +60,7 @@ class MXNet(Compressor):
         return results
 
     def _pushing(self, data: Inputs) -> Callable[[], None]:
-        """Push the first values; what is returned pushes the next ones."""
+        """Push the first values; return a function that pushes the next ones."""
         self.store.push(0, _on_contexts(data.first))
         pools, size, calls = _on_contexts(data.pools), data.size, itertools.count()
 
@@ -94,7 +94,7 @@ def _on_contexts(arrays: list[Array]) -> list[Any]:
 
 
 class Profiler:
-    """MXNet's profiler. It has one file for the life of the process, and adds to it."""
+    """MXNet's profiler. It appends to one file during the life of the process."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()

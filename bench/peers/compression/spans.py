@@ -10,9 +10,9 @@ Span = tuple[float, float]
 
 
 def read(text: str, name: str) -> list[Span]:
-    """Seconds at which each run of an operator began and ended.
+    """Return the seconds at which each run of an operator began and ended.
 
-    `text` is a trace as it is written: with its head or from some comma on, and not yet closed.
+    `text` is a trace during its writing: with its head, or from a comma on, and not yet closed.
     """
     found: list[Span] = []
     running: dict[tuple[Any, Any], float] = {}
@@ -29,7 +29,7 @@ def read(text: str, name: str) -> list[Span]:
 
 
 def covered(spans: Iterable[Span]) -> float:
-    """Seconds in which at least one of them ran."""
+    """Return the seconds in which at least one of the runs was active."""
     total, until = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, until))

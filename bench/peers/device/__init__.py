@@ -1,1 +1,1 @@
-"""Peers of the store on a GPU. All of them work in one process, on the same tensors of PyTorch."""
+"""Peers of the store on a GPU. All peers run in one process, on the same tensors of PyTorch."""

@@ -1,4 +1,4 @@
-"""What a peer is asked for, and the tensors that all of them get."""
+"""The interface of a peer on a GPU, and the tensors of all peers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from bench.cases.device import DeviceCase
 from bench.peers import base
 
-#: A way to do a case: called with the number of the set of tensors to use.
+#: A way to compute a case: a function of the number of the set of tensors.
 Way = Callable[[int], None]
 
 LEARNING_RATE, MOMENTUM, THRESHOLD = 0.1, 0.9, 0.5
-#: Sets of tensors take turns, so that together they are this much larger than any cache.
+#: Sets of tensors alternate; together they have at least this size, larger than any cache.
 ROTATED_BYTES = 512 << 20
 
 
@@ -44,21 +44,21 @@ class Data:
         return [self.torch.randn(size, **draw).to(self.dtype) for _ in range(self.case.k)]
 
     def empty(self, size: int) -> Any:
-        """Make a tensor that holds nothing sensible."""
+        """Make an uninitialised tensor."""
         return self.torch.full((size,), float("nan"), dtype=self.dtype, device=self.device)
 
     def columns(self, number: int) -> list[list[Any]]:
-        """Tensors of a set by place in the list of values, each a list over the keys."""
+        """Return the tensors of a set by place in the list of values, each a list over the keys."""
         return [list(column) for column in zip(*self.values[number], strict=True)]
 
 
 class Peer(base.Peer):
-    """One that works in the process of the bench, and is timed by the GPU."""
+    """A peer that runs in the process of the bench, and is timed by the GPU."""
 
     name = ""
 
     def ways(self, data: Data) -> dict[str, Way]:
-        """Return the ways in which this peer does the case, by name.
+        """Return the ways of this peer for the case, by name.
 
         Raises
         ------
@@ -67,8 +67,8 @@ class Peer(base.Peer):
         raise NotImplementedError
 
     def results(self, data: Data) -> list[Any] | None:
-        """Return the results of the first set, to be compared; None where there is nothing to compare."""
+        """Return the results of the first set, for the comparison; None if there are none."""
         return data.outs[0]
 
     def release(self) -> None:
-        """Free everything."""
+        """Free all tensors."""

@@ -14,7 +14,7 @@ from bench.peers.device.base import LEARNING_RATE, MOMENTUM, THRESHOLD, Data, Pe
 
 
 class Ours(Peer):
-    """One store for each set of tensors, so that the stored values take turns, too."""
+    """One store for each set of tensors, so that the stored values alternate, too."""
 
     name = "kvstore"
 
@@ -53,14 +53,14 @@ class Ours(Peer):
         return data.outs[0]
 
     def refresh(self, data: Data) -> Callable[[], None]:
-        """Read all addresses of a plan once more."""
+        """Read all addresses of a plan again."""
         keys = list(range(len(data.case.sizes)))
         plan = self._stores[0].bind(keys, data.values[0], out=[[] for _ in keys])
         refreshed: Callable[[], None] = plan.refresh
         return refreshed
 
     def _kernel(self, data: Data) -> Way:
-        """Launch a codec's kernel, which stores do only as part of more."""
+        """Launch a codec's kernel alone, which stores only launch as a part of an operation."""
         if data.device != "cuda":
             raise Unsupported("kernels need a GPU")
         from kvstore.devices import arrays, driver

@@ -1,4 +1,4 @@
-"""Rivals on a GPU: PyTorch in each way that it has, one kernel of CuPy, one of Triton."""
+"""Rivals on a GPU: PyTorch in all its ways, a kernel of CuPy, a kernel of Triton."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.peers.device.base import LEARNING_RATE, MOMENTUM, Data, Peer, Way
 
 
 class Torch(Peer):
-    """Several ways, each under the name that PyTorch has for it."""
+    """Several ways, each with PyTorch's name."""
 
     name = "torch"
 

@@ -18,22 +18,22 @@ from bench.peers.group.link import Place
 from bench.peers.worker import fork
 
 CHUNKS = {"256 KB": 256 * KB, "1 MB": MB}
-LARGE = 16 * MB  # from here on small chunks only cost more
+LARGE = 16 * MB  # from this size on small chunks are slower
 WINDOWS = {"8 on the way": 8, "all on the way": sys.maxsize}
 
-#: The server, the bytes that are sent to it, and the memory for its answer.
+#: The server, the bytes to send, and the memory of the reply.
 Piece = tuple[int, memoryview, memoryview]
 
 
 class ZeroMQPeer(DistPeer):
-    """A worker's DEALER for each server, whose ROUTER is in a process that the first worker starts."""
+    """A worker's DEALER for each server. The first worker starts the servers, each with a ROUTER."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self.sockets: list[zmq.Socket[bytes]] = []
 
     def answer(self, line: zmq.Socket[bytes]) -> None:
-        """Be the server at this ROUTER, until the process ends."""
+        """Run as the server at this ROUTER, until the process ends."""
         raise NotImplementedError
 
     def connect(self, servers: int) -> None:
@@ -99,7 +99,7 @@ class BareZeroMQ(ZeroMQPeer):
             line.send(what, copy=False)
 
     def _trip(self, pieces: list[Piece], window: int) -> None:
-        """Keep `window` pieces on the way; the answers of one server have the order of the requests."""
+        """Keep `window` pieces in flight; the replies of one server have the order of the requests."""
         lines = self.sockets
         for server, source, _ in pieces[:window]:
             lines[server].send(source, copy=False)
@@ -111,7 +111,7 @@ class BareZeroMQ(ZeroMQPeer):
 
 
 def _cuts(n: int, servers: int, chunk: int) -> Iterator[tuple[int, int, int]]:
-    """Cut n bytes: server, start and end of each chunk, so that all servers have work."""
+    """Divide n bytes: return server, start and end of each chunk, so that all servers have work."""
     shares = [(n * s // servers, n * (s + 1) // servers) for s in range(servers)]
     for at in range(0, -(-n // servers), chunk):
         for server, (start, end) in enumerate(shares):

@@ -1,4 +1,4 @@
-"""The interface of a peer of the parameter server, and how it is timed."""
+"""The interface of a peer of the parameter server, and its timing."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PUSHPULL, PAIR = "pushpull", "push, then pull"
 
 
 class DistPeer(GroupPeer):
-    """One worker of a peer, which lives through all cases of a job.
+    """One worker of a peer, for all cases of a job.
 
-    Before each call the worker writes the next gradients into its arrays, and all meet at the barrier.
+    Before each call the worker writes the next gradients into its arrays, and waits at the barrier.
     """
 
     case_type = DistCase
@@ -43,12 +43,12 @@ class DistPeer(GroupPeer):
         return times
 
     def next_gradients(self) -> None:
-        """Write what the next call pushes."""
+        """Write the gradients of the next call."""
         self.calls += 1
         self.write(self.calls)
 
     def first(self) -> None:
-        """Make the call whose results peers are compared by."""
+        """Make the call whose results are compared between peers."""
         self.next_gradients()
         self.call()
 
@@ -57,19 +57,19 @@ class DistPeer(GroupPeer):
         next(iter(self.variants.values()))()
 
     def dense(self, case: DistCase) -> Inputs:
-        """Make a worker's arrays, which are written from call to call."""
+        """Make a worker's arrays, which are rewritten before each call."""
         data = Inputs(case, self.place.rank)
         self.data = data
         self.write = lambda call: data.write(data.gradients(call))
         return data
 
     def new_keys(self, case: DistCase) -> list[int]:
-        """Return keys for a case that no case before it had."""
+        """Return keys for a case that no earlier case had."""
         self.used += len(case.shapes)
         return list(range(self.used - len(case.shapes), self.used))
 
     def check_ways(self, sent: bool = False) -> None:
-        """Call in every way: all have the same result, that of the first call or what was sent."""
+        """Call in each way: all results must equal that of the first call, or the sent values."""
         assert self.data is not None
         outs = self.data.flat_outs
         if not sent:
@@ -80,7 +80,7 @@ class DistPeer(GroupPeer):
             call()
             if not np.array_equal(outs, found):
                 raise RuntimeError(
-                    f"{way}: the result is not what was sent" if sent else f"{way}: other sums"
+                    f"{way}: the result differs from the sent values" if sent else f"{way}: different sums"
                 )
 
     def release(self) -> None:
@@ -92,7 +92,7 @@ class AllReduce(DistPeer):
     """A worker that sums by an all-reduce; the sums are written into the arrays of the gradients."""
 
     def ways(self, values: list[Array], flat: Array) -> dict[str, Call]:
-        """Name the ways to sum arrays that are cuts of flat memory."""
+        """Return the ways to sum arrays that are views of flat memory."""
         raise NotImplementedError
 
     def prepare(self, case: DistCase) -> list[Array]:
@@ -103,9 +103,9 @@ class AllReduce(DistPeer):
 
 
 def _nothing(call: int) -> None:
-    """Push the same again."""
+    """Keep the gradients of the last call."""
 
 
 def changes(after: Sequence[Array], before: Sequence[Array]) -> list[Array]:
-    """Subtract: beside the weights themselves one would not see what an update changed."""
+    """Return the differences: the change by an update is small compared with the weights."""
     return [new - old for new, old in zip(after, before, strict=True)]

@@ -1,7 +1,8 @@
-"""The limit of hosts: bare sockets move what must cross each link, twice the model less a host's own share.
+"""The limit of hosts: bare sockets move the bytes of each link, twice the model less a host's share.
 
-Every worker sends its part of the values of its host, cut over the other hosts, and receives as much, without
-a sum. Each of several workers of a host moves its part, as they share the work where they sum first.
+Each worker sends its part of the values of its host, divided over the other hosts, and receives as much,
+without a sum. Each of several workers of a host moves its part, as workers share the work of hosts that sum
+first.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Crossing(Sockets):
             target.fill(-1)
             call()
             if not (target == source).all():
-                raise RuntimeError("what came back is not what was sent")
+                raise RuntimeError("the reply differs from the sent bytes")
         return []
 
     def _meet(self) -> None:
@@ -58,24 +59,24 @@ class Crossing(Sockets):
         }
 
     def _part(self, case: DistCase, size: int) -> tuple[int, int]:
-        """Return how many numbers this worker moves, and where they begin."""
+        """Return the count of the numbers that this worker moves, and their offset."""
         lines = size // LINE
         start, end = (lines * n // self.each * LINE for n in (self.index, self.index + 1))
         return max((end - start) * (self.hosts - 1) // self.hosts, 1), start
 
 
-#: Of the array of a worker; each host gets its piece of this worker's share of a block.
+#: Of the array of a worker; each host receives its piece of this worker's share of a block.
 STEPS = {"256 KB": 256 * KB, "1 MB": MB, "4 MB": 4 * MB}
 
 
 class CrossingSum(Crossing):
-    """A worker's part of a step, which waits for no other worker's."""
+    """A worker's part of a step, without waits for other workers."""
 
     def prepare(self, case: DistCase) -> list[Array]:
         if not self.addresses:
             self._meet()
         if self.each == 1:
-            raise Unsupported("a host of one worker sums nothing")
+            raise Unsupported("a host of one worker has no sum")
         data = self.dense(case)
         n = data.flat.size
         self.state = shared, total, back = [
@@ -96,7 +97,7 @@ class CrossingSum(Crossing):
             call()
             came = back != -1
             if not (np.array_equal(data.flat_outs, data.flat) and came.any() and (back == total)[came].all()):
-                raise RuntimeError("what came back is not what was sent")
+                raise RuntimeError("the reply differs from the sent bytes")
         return []
 
     def _step(
@@ -107,4 +108,4 @@ class CrossingSum(Crossing):
         threads: int,
     ) -> None:
         if self.code.crossing_step(fds, len(fds), self.each, *arrays, *sizes, threads):
-            raise ConnectionError("a process that sends back has gone")
+            raise ConnectionError("a server has ended")

@@ -1,7 +1,7 @@
-/* What a worker does in a step of hosts that sum first, at least: it copies its array to memory that its host shares, adds up
- * its share of the arrays there, moves what must cross of that, and copies the result out.
+/* The least work of a worker in a step of hosts that sum first: it copies its array to memory that its host shares, sums
+ * its share of the arrays there, sends and receives the bytes of this share that must cross, and copies the result out.
  *
- * Nobody waits for anybody, and what is added up and copied out is memory of the worker's own, as large as that of all. */
+ * No worker waits for another worker: it sums and copies private memory of the same size as the shared memory. */
 #include "move_all.h"
 #include <errno.h>
 #include <pthread.h>
@@ -16,7 +16,7 @@ typedef struct {
     int others, each; /* other hosts; workers of a host */
     const float *source;
     float *shared, *sum, *back, *target;
-    int64_t n, block; /* numbers of the array, and of a block of it */
+    int64_t n, block; /* numbers of the array, and of one block */
 } step;
 
 static int64_t size_of(const step *s, int64_t at)
@@ -24,7 +24,7 @@ static int64_t size_of(const step *s, int64_t at)
     return s->n - at < s->block ? s->n - at : s->block;
 }
 
-/* This worker's share of a block, and the piece of that which is each host's. */
+/* This worker's share of a block, and the piece of this share of each host. */
 static int64_t share_of(const step *s, int64_t at)
 {
     return size_of(s, at) / s->each;
@@ -35,7 +35,7 @@ static int64_t piece_of(const step *s, int64_t at)
     return share_of(s, at) / (s->others + 1);
 }
 
-/* Add up as many arrays as workers have one, of which the quarters, or other parts, of the shared one take the place. */
+/* Sum one array for each worker of the host; parts of the shared array stand for them. */
 static void add_up(const step *s, int64_t at)
 {
     int64_t count = share_of(s, at), start = at / s->each, apart = s->n / s->each;
@@ -79,7 +79,7 @@ static int receive_all(const step *s)
     return 0;
 }
 
-/* Do one step; with `threads` send in one thread and receive in another. 0 if it went well. */
+/* Do one step; with `threads` send in one thread and receive in another. Return 0 on success. */
 int crossing_step(const int *fds, int others, int each, const float *source, float *shared, float *sum, float *back,
                   float *target, int64_t n, int64_t block, int threads)
 {

@@ -1,4 +1,4 @@
-/* What loopback sockets allow: bytes go to a process that sends them back as they come. */
+/* The limit of loopback sockets: a process receives bytes and sends them back as they arrive. */
 #include "move_all.h"
 #include <errno.h>
 #include <poll.h>
@@ -10,11 +10,11 @@
 #include <unistd.h>
 
 enum { MAX_SERVERS = 16 };
-/* Send then receive; both by turns in one thread; a thread that sends; send until so much is on the way, then receive;
- * send, and for a word of each server receive. */
+/* Send, then receive; both in turn in one thread; a thread that sends; send until `window` bytes are in flight, then
+ * receive; send all, and receive after a request to each server. */
 enum { IN_TURN, POLLING, THREAD, WINDOW, TWO_CALLS };
 
-/* Keep what comes, say so, and send it back when it is asked for. */
+/* Store the received bytes, acknowledge them, and send them back on request. */
 static void keep(int fd, char *memory, size_t n)
 {
     char word = 0;
@@ -24,7 +24,7 @@ static void keep(int fd, char *memory, size_t n)
             return;
 }
 
-/* The first eight bytes of a connection say how large the server's block is to be; or, below zero, how much it is to keep. */
+/* The first eight bytes of a connection are the size of the server's block; or, if negative, of the bytes to store. */
 static void *echo(void *line)
 {
     int fd = (int)(intptr_t)line;
@@ -46,7 +46,7 @@ static void *echo(void *line)
     return NULL;
 }
 
-/* Serve each connection in a thread of its own, until the listener is closed. */
+/* Serve each connection in its own thread, until the listener is closed. */
 int floor_serve(int listener)
 {
     for (;;) {
@@ -77,7 +77,7 @@ typedef struct {
     int64_t start, end, at;
 } share;
 
-/* Between numbers. */
+/* The cut is between two numbers. */
 static int64_t cut(const trip *t, int s)
 {
     return s == t->servers ? t->n : t->n * s / t->servers / 4 * 4;
@@ -102,7 +102,7 @@ static int64_t place(const trip *t, const share *s)
     return t->hot ? (s->at - s->start) % t->block : s->at;
 }
 
-/* Bytes moved; 0 where the socket is not ready; -1 for an error. */
+/* Return the bytes moved; 0 if the socket is not ready; -1 on an error. */
 static ssize_t moved(ssize_t result)
 {
     if (result < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
@@ -124,7 +124,7 @@ static ssize_t receive_piece(const trip *t, int s, share *in, int flags)
     return done;
 }
 
-/* Block by block over the servers, so that all of them have work. */
+/* Move one block of each server in turn, so that all servers have work. */
 static void *send_all(void *argument)
 {
     const trip *t = argument;
@@ -159,7 +159,7 @@ static int receive_all(const trip *t)
         }
         if (!waiting)
             return 0;
-        if (waiting == 1) { /* no need to ask who is ready */
+        if (waiting == 1) { /* no poll is needed */
             if (receive_piece(t, last, &in[last], 0) < 0)
                 return -1;
             continue;
@@ -198,7 +198,7 @@ static int by_turns(const trip *t)
     }
 }
 
-/* Without a look at who is ready: what is on the way fits into the buffers of the connections. */
+/* Without a poll: the bytes in flight fit into the buffers of the connections. */
 static int in_windows(const trip *t)
 {
     share out[MAX_SERVERS], in[MAX_SERVERS];
@@ -236,7 +236,7 @@ static int in_two_calls(trip *t)
     return receive_all(t);
 }
 
-/* Send n bytes, spread over the servers, and receive as many; 0 if it went well. */
+/* Send n bytes, spread over the servers, and receive as many; return 0 on success. */
 int floor_trip(const int *fds, int servers, const char *source, char *target, int64_t n, int64_t block, int64_t window,
                int way, int hot)
 {
@@ -260,7 +260,7 @@ int floor_trip(const int *fds, int servers, const char *source, char *target, in
     return failed || result ? -1 : 0;
 }
 
-/* What a server computes where it has an optimizer. */
+/* The update of a server with an optimizer. */
 void floor_sgd_momentum(float *restrict w, float *restrict v, const float *restrict g, int64_t n, float lr, float mu, float wd)
 {
     for (int64_t i = 0; i < n; i++) {
@@ -275,7 +275,7 @@ void floor_sgd(float *restrict w, const float *restrict g, int64_t n, float lr)
         w[i] -= lr * g[i];
 }
 
-/* Of the rows of a table that a worker pushed. That they are read again for the reply is left out. */
+/* The update of the rows of a table that a worker pushed, without the read of the rows for the reply. */
 void floor_sgd_rows(float *restrict table, const int64_t *restrict ids, const float *restrict g, int64_t rows, int64_t width, float lr)
 {
     for (int64_t row = 0; row < rows; row++)

@@ -1,7 +1,7 @@
 """Hosts on one machine: namespaces for the network, the processes, the name and /dev/shm.
 
-Two hosts are joined by a pair of veth devices without a limit; any number by links of a given speed. Links
-without a delay are veth devices to a bridge in its own namespace, with tc's token bucket at either end. A
+Two hosts are connected by a pair of veth devices without a limit; any number by links of a given speed. Links
+without a delay are veth devices to a bridge in its own namespace, with tc's token bucket at both ends. A
 delay and losses need netem, which some kernels lack: instead each host has a tun device with a token bucket,
 and a process relays between them (`relay.c`). Abstract unix sockets, loopback and process ids of the hosts
 differ, so kvstore treats them as machines. Files and processors are the same. Needs unshare, nsenter, ip and
@@ -27,25 +27,25 @@ from bench.peers.worker import die_with_parent
 from bench.runner import compiled
 
 ADDRESSES = tuple(f"10.77.0.{number}" for number in range(1, 17))
-LINK = "kvlink"  # what the interface of each host is called
+LINK = "kvlink"  # the name of the interface of each host
 _SETTLE = "hostname kvhost{} && mount -t tmpfs tmpfs /dev/shm && exec sleep infinity"
 _HOLD = ("unshare", "--net", "--pid", "--uts", "--fork", "--mount-proc", "--kill-child", "sh", "-c")
 _OWN = ("unshare", "--user", "--map-root-user")
 _PATIENCE = 10.0  # seconds
 _ETHERNET = 1500 / 1538  # bytes of IP in a full frame, of the bytes of the frame on the wire
-_BURST = 128 * 1024  # bytes that tc lets through at once: two of the kernel's largest pieces
-#: Buffers of a connection: room for what is on the way on the longest links.
+_BURST = 128 * 1024  # bytes that tc passes at once: two of the kernel's largest pieces
+#: Buffers of a connection: enough for the bytes in flight on the longest links.
 _BUFFERS = "4096 262144 67108864"
 _RELAY = "import sys; sys.path.append(sys.argv.pop(1)); from bench.peers.dist.hosts import main; main()"
 
 
 class Hosts:
-    """The hosts, while this is entered.
+    """The hosts, as a context manager.
 
     Raises
     ------
     OSError
-        They cannot be made here; the message says what was tried.
+        They cannot be created here; the message has the commands.
     """
 
     def __init__(self, count: int = 2, link: Link | None = None, seed: int = 1) -> None:
@@ -71,7 +71,7 @@ class Hosts:
         self.close()
 
     def command(self, host: int) -> list[str]:
-        """Return the prefix of a command that runs on a host."""
+        """Return the prefix of a command on a host."""
         return self._within(host, "-U", "-m", "-n", "-p", "-u")
 
     def in_network(self, host: int) -> list[str]:
@@ -79,9 +79,9 @@ class Hosts:
         return self._within(host, "-U", "-n")
 
     def shell(self, within: bool = False) -> str:
-        """Return a program for ``--ssh-command``: of the arguments, host and command are last.
+        """Return a program for ``--ssh-command``; its last arguments are host and command.
 
-        `within`: it runs in the hosts' user namespace already.
+        `within`: it already runs in the hosts' user namespace.
         """
         kinds = ("-m", "-n", "-p", "-u") if within else ("-U", "-m", "-n", "-p", "-u")
         cases = "".join(
@@ -95,30 +95,30 @@ class Hosts:
         return ADDRESSES[: self._count]
 
     def sent(self) -> list[int]:
-        """Bytes that each host has sent over its interface so far."""
+        """Return the bytes that each host has sent over its interface so far."""
         return [_sent(pid) for pid in self.first[: self._count]]
 
     def received(self) -> list[int]:
-        """Bytes that each host has received over its interface so far."""
+        """Return the bytes that each host has received over its interface so far."""
         return [_sent(pid, 1) for pid in self.first[: self._count]]
 
     def relay_cpu(self) -> float:
-        """Processor seconds of the relay so far; 0 where there is none."""
+        """Return the processor seconds of the relay so far; 0 without a relay."""
         return time.clock_gettime((~self._relay.pid << 3) | 2) if self._relay else 0.0
 
     def close(self) -> None:
-        """End all, and what runs in them."""
+        """End all hosts and their processes."""
         if self._relay is not None:
             with self._relay as relay:
                 relay.kill()
             self._relay = None
         for holder in reversed(self._holders):
-            with holder:  # waits, and closes its pipe
+            with holder:  # also closes its pipe
                 holder.kill()
         self._holders, self.first = [], []
 
     def _hold(self, command: list[str]) -> None:
-        """Start the first process of a host, which keeps it."""
+        """Start the first process of a host; the host exists as long as this process."""
         holder = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
         self._holders.append(holder)
         end = time.monotonic() + _PATIENCE
@@ -170,7 +170,7 @@ class Hosts:
             self._limit(switch, f"port{host}", link)
 
     def _limit(self, host: int, device: str, link: Link) -> None:
-        """Let a device send as fast as its link; of full frames only IP counts here."""
+        """Limit a device to the speed of its link; only the IP part of full frames counts here."""
         bits = str(round(1e9 * link.gbit * _ETHERNET))
         bucket = ("tbf", "rate", bits, "burst", str(_BURST), "limit", "16mb")
         self._do(host, "tc", "qdisc", "add", "dev", device, "root", *bucket)
@@ -206,7 +206,7 @@ class Hosts:
 
 
 def _sleeper(pid: int) -> int:
-    """Return the process below this one that sleeps, once it does: its namespaces are whole then."""
+    """Wait for the descendant that runs `sleep`, and return its id: then its namespaces are complete."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         if Path(f"/proc/{pid}/comm").read_text() == "sleep\n":
             return pid

@@ -1,4 +1,4 @@
-"""How the processes of each peer of the parameter server are started."""
+"""Starts the processes of each peer of the parameter server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.peers.setting import Setting
 from bench.runner import compiled, machine
 
 _HERE = Path(__file__).parent
-#: C of the engines that have their own; the workers of a server that sums also use floor.c.
+#: The C files of engines; the workers of a server that sums also use floor.c.
 _LIMITS = {
     "zmq-c": ("zmq_sum.c",),
     "sockets-c": ("socket_sum.c", "floor.c"),
@@ -23,9 +23,9 @@ _LIMITS = {
     "memcpy-c": ("memory_sum.c",),
     "cross-sum": ("crossing_sum.c", "floor.c"),
 }
-#: Seconds after which our store says for whom it waits: before the bench loses patience.
+#: Seconds after which kvstore logs a wait: before the timeout of the bench.
 _TIMEOUT = "100"
-#: malloc keeps large blocks instead of giving their pages back, to be touched anew for the next message.
+#: malloc keeps large blocks, so that their pages are not returned and faulted again for each message.
 _KEEP = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
@@ -39,22 +39,22 @@ _OPEN_MPI = (
     *("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "--mca", "btl_tcp_if_include", "{link}"),
 )
 _MPICH = ("-launcher", "ssh", "-launcher-exec", "{shell}", "-iface", "{link}")
-#: MPICH's engine identifies hosts by the kernel's name, which is the same for all: TCP alone.
+#: MPICH's engine identifies hosts by the kernel, which is the same for all hosts: it must use only TCP.
 _UCX = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": LINK}
-#: It asks /sys for interfaces, which is that of the network in which it was mounted.
+#: It reads the interfaces from /sys, which belongs to the network namespace of its mount.
 _OWN_SYS = ("unshare", "--mount", "sh", "-c", 'mount -t sysfs sysfs /sys && exec "$@"', "sh")
 _WHERE = {"openmpi": "--host", "mpich": "-hosts"}
 
 
 class DistGroup(Group):
-    """Workers, and whatever serves them; they live through all cases of a job."""
+    """Workers and their servers, for all cases of a job."""
 
     @property
     def entry(self) -> Entry:
         return ENTRIES[self.setting.name]
 
     def column(self, variant: str) -> str:
-        """Push and pull in two calls have a column of their own."""
+        """Return the column of a variant; push and pull in two calls have their own."""
         return super().column(variant) + (APART if variant.startswith(PAIR) else "")
 
     def plan(self, address: str, folder: str) -> Launch:
@@ -74,13 +74,13 @@ class DistGroup(Group):
         return compiled.build(_HERE.parent / "group" / "meet.c"), built
 
     def beside(self) -> list[int]:
-        """Return scheduler, servers, launcher: all descendants that are not workers."""
+        """Return scheduler, servers and launcher: all descendants other than workers."""
         started = [process.pid for process in (*self.processes, *self.helpers)]
         return sorted({pid for one in started for pid in _family(one)} - set(self.workers))
 
 
 class HostsGroup(DistGroup):
-    """The same on several hosts, with as many workers each, and a server."""
+    """The same on several hosts, with equal numbers of workers, and a server each."""
 
     hosts: Hosts
 
@@ -105,16 +105,16 @@ class HostsGroup(DistGroup):
 
     @property
     def _each(self) -> int:
-        """Workers of a host."""
+        """Return the number of workers of a host."""
         return self.setting.processes // len(self.hosts.addresses)
 
     def _there(self, command: Command, host: int) -> Command:
-        """Run a command on a host."""
+        """Return a command that runs on a host."""
         words, env = command
         return [*self.hosts.command(host), *words], {**env, HOST: ADDRESSES[host]}
 
     def _spread(self, launch: Launch) -> Launch:
-        """Let the workers be on the hosts, as many on each."""
+        """Place the workers on the hosts, equal numbers on each."""
         launch.ranks = [self._there(rank, number // self._each) for number, rank in enumerate(launch.ranks)]
         return launch
 
@@ -155,7 +155,7 @@ class HostsGroup(DistGroup):
 
 
 def _family(pid: int) -> list[int]:
-    """Return a process and all that it started, and they in turn."""
+    """Return a process and all its descendants."""
     found = [pid]
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -165,7 +165,7 @@ def _family(pid: int) -> list[int]:
 
 
 def _ours(setting: Setting, entry: Entry, worker: list[str], *options: str) -> Launch:
-    """Let the launcher start the scheduler, the servers and the workers, as a user would."""
+    """Start scheduler, servers and workers by the launcher, as a user would."""
     n = setting.processes
     command = [setting.python, "-m", "kvstore.launch", "run", "-n", str(n), "-s", str(setting.servers)]
     command += ["--transport", entry.transport, *(["--secure"] if entry.secure else [])]

@@ -11,7 +11,7 @@ from bench.peers.dist.hosts import ADDRESSES, Hosts
 
 _PORT = 5000
 _TRIPS = 50
-#: The receiver: it answers single bytes first, and then the end of the stream.
+#: The receiver: it returns single bytes first, and then acknowledges the end of the stream.
 _SERVE = f"""
 import socket
 with socket.create_server(("0.0.0.0", {_PORT})) as listener:
@@ -51,7 +51,7 @@ class LinkProbe(NamedTuple):
 
 
 def probe(hosts: Hosts, nbytes: int) -> LinkProbe:
-    """Send so many bytes from the first host to the second."""
+    """Send `nbytes` from the first host to the second."""
     serve = [*hosts.command(1), sys.executable, "-c", _SERVE]
     ask = [*hosts.command(0), sys.executable, "-c", _ASK, ADDRESSES[1], str(nbytes)]
     with subprocess.Popen(serve, stdout=subprocess.PIPE) as server:

@@ -1,11 +1,11 @@
-/* What shared memory allows a server that sums: each worker copies its array in, sums a share, copies the sum out.
+/* The limit of a server that sums in shared memory: each worker copies its array in, sums a share, copies the sum out.
  *
- * Block by block: in one step workers copy block k in, sum their shares of block k - 1, and copy block k - 2 out; so
- * they wait for each other once a block, and what the others need is still in a cache. The whole sum stays in memory,
- * as a server needs it for the next pull.
+ * Block by block: in one step workers copy block k in, sum their shares of block k - 1, and copy block k - 2 out. So
+ * they wait for each other once a block, and the data of the other workers is still in a cache. The whole sum stays in
+ * memory, as a server needs it for the next pull.
  *
- * With a server, a process of its own sums, with two threads: whole arrays, as soon as all workers have copied theirs
- * in. Its sums lie in two places by turns: a server that survives losses keeps the value before. */
+ * With a server, a separate process with two threads sums whole arrays, as soon as all workers have copied theirs in.
+ * It writes its sums to two places alternately: a server that survives losses keeps the previous value. */
 #include "../group/gate.h"
 #include <limits.h>
 #include <linux/futex.h>
@@ -72,7 +72,7 @@ static void add(float *restrict sum, const float *restrict a, const float *restr
         sum[i] = a[i] + b[i];
 }
 
-/* This worker's share of block k, in rank order. */
+/* Sum this worker's share of block k, in rank order. */
 static void sum_share(const trip *t, ptrdiff_t k)
 {
     ptrdiff_t n = size_of(t, k), lines = (n + LINE - 1) / LINE;
@@ -108,7 +108,7 @@ static void copy_out(const trip *t, ptrdiff_t k)
     copy(t->target + k * t->block, t->sum + k * t->block, size_of(t, k), t->streams);
 }
 
-/* Push n numbers and pull their sum over all workers; 0 if it went well. */
+/* Push n numbers and pull their sum over all workers; return 0 on success. */
 int memory_sum_trip(const trip *t)
 {
     ptrdiff_t blocks = (t->n + t->block - 1) / t->block;
@@ -128,13 +128,13 @@ int memory_sum_trip(const trip *t)
 
 /* ------------------------------------------------------------------------------------------------ a server */
 
-enum { CHUNK = 32 * 1024 /* numbers that a thread of the server sums at a time */ };
+enum { CHUNK = 32 * 1024 /* numbers that a thread of the server sums at once */ };
 
-/* What workers and the server tell each other, in shared memory. */
+/* The counters of workers and server, in shared memory. */
 typedef struct {
     _Alignas(64) atomic_uint arrived;  /* pushes, of all workers */
     _Alignas(64) atomic_uint answered; /* sums */
-    atomic_int looks;                  /* how often who waits looks before it sleeps */
+    atomic_int looks;                  /* polls of a wait before it sleeps */
 } bell;
 
 typedef struct {
@@ -148,7 +148,7 @@ typedef struct {
     int looks, streams;
 } visit;
 
-/* What the threads of a server share: chunks are numbered over all sums. */
+/* The shared state of the threads of a server: chunks are numbered over all sums. */
 typedef struct {
     const visit *v;
     ptrdiff_t chunks;
@@ -163,7 +163,7 @@ static void wake(atomic_uint *word)
     syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Wait until a count has come so far; -1 if it never does, where there is a deadline. */
+/* Wait until a counter reaches a value; return -1 at the deadline, if there is one. */
 static int await(atomic_uint *word, unsigned count, int looks, int for_ever)
 {
     double end = gate_clock() + DEADLINE;
@@ -216,7 +216,7 @@ static void *help(void *context)
     return NULL;
 }
 
-/* Be the server, until the process ends. */
+/* Run as the server, until the process ends. */
 int memory_sum_serve(const visit *v)
 {
     work w = {.v = v, .chunks = (v->n + CHUNK - 1) / CHUNK};
@@ -236,7 +236,7 @@ int memory_sum_serve(const visit *v)
     }
 }
 
-/* Push n numbers to the server and pull their sum; 0 if it went well. */
+/* Push n numbers to the server and pull their sum; return 0 on success. */
 int memory_sum_visit(const visit *v)
 {
     unsigned sums = atomic_load(&v->bell->answered) + 1; /* this worker has not pushed yet */

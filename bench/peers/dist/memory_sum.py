@@ -20,7 +20,7 @@ from bench.peers.worker import fork
 
 GATE = 1024  # its place in the group's shared page, behind the barrier
 BLOCKS = {"whole": 0, "by 256 KB": 256 * KB, "by 1 MB": MB}
-LOOKS = {"asleep": 0, "looking": 400}  # how a wait begins
+LOOKS = {"asleep": 0, "looking": 400}  # the beginning of a wait
 MAX_WORKERS = 64
 
 
@@ -61,7 +61,7 @@ class InMemory(DistPeer):
 
 
 class MemorySum(InMemory):
-    """Each worker sums a share: no server could do it sooner than all workers together."""
+    """Each worker sums a share: no server could be faster than all workers together."""
 
     def prepare(self, case: DistCase) -> list[Array]:
         data = self.dense(case)
@@ -73,7 +73,7 @@ class MemorySum(InMemory):
                         trip = self._trip(block // 4 or data.flat.size, waiting == "futex", bool(stores))
                         call = partial(self._call, trip)
                         self.variants[f"{label}, {waiting}{stores}"] = call
-                        if not block:  # the limit of two calls as well: when the first ends, all is there
+                        if not block:  # also the limit of two calls: after the first call the sum is complete
                             self.variants[f"{PAIR}, {waiting}{stores}"] = call
         self.check_ways()
         return data.outs
@@ -94,18 +94,18 @@ class MemorySum(InMemory):
 
     def _call(self, trip: _Trip) -> None:
         if self.code.memory_sum_trip(ctypes.byref(trip)):
-            raise TimeoutError("another worker has gone")
+            raise TimeoutError("another worker has ended")
 
 
 class MemoryServer(InMemory):
-    """A server of its own sums whole arrays: two calls cost as much as one."""
+    """A separate server sums whole arrays: two calls cost as much as one."""
 
     _server = 0
 
     def prepare(self, case: DistCase) -> list[Array]:
         data = self.dense(case)
         self.kept = common(self.place, self.place.workers + 3, data.flat.size)
-        self.kept[-1].fill(0)  # before anybody's barrier
+        self.kept[-1].fill(0)  # before the barrier of any worker
         self.place.link.gather(None)
         if self.place.rank == 0:
             self._server = fork(partial(self.code.memory_sum_serve, ctypes.byref(self._visit(0, False))))
@@ -127,7 +127,7 @@ class MemoryServer(InMemory):
 
     def _call(self, visit: _Visit) -> None:
         if self.code.memory_sum_visit(ctypes.byref(visit)):
-            raise TimeoutError("the server has gone")
+            raise TimeoutError("the server has ended")
 
     def release(self) -> None:
         if self._server:
@@ -141,7 +141,7 @@ BLOCKS = {"whole": 0, "by 256 KB": 256 * KB, "by 1 MB": MB}
 
 
 class Memcpy(DistPeer):
-    """Two copies, and no sum; by blocks the second one finds its block in a cache."""
+    """Two copies, and no sum; by blocks the second copy reads its block from a cache."""
 
     def prepare(self, case: DistCase) -> list[Array]:
         data = self.dense(case)

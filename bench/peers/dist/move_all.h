@@ -1,4 +1,4 @@
-/* All bytes over a socket that waits. */
+/* Move all bytes over a blocking socket. */
 #ifndef MOVE_ALL_H
 #define MOVE_ALL_H
 
@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <sys/socket.h>
 
-/* Send or receive n bytes. 0, or -1: the connection is at its end. */
+/* Send or receive n bytes. Return 0, or -1 if the connection is closed. */
 static int move_all(int fd, void *data, size_t n, int sends)
 {
     for (size_t done = 0; done < n;) {

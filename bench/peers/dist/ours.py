@@ -1,4 +1,4 @@
-"""kvstore's `dist` stores, through their public face only."""
+"""kvstore's `dist` stores, by the public methods only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ours(DistPeer):
 
     def _open(self, case: DistCase) -> kv.KVStore:
         options: dict[str, Any] = {"same_host_shm": self.entry.shm}
-        if self.entry.hierarchy != "flat":  # an older kvstore beside this one does not know it
+        if self.entry.hierarchy != "flat":  # an older kvstore does not have it
             options["hierarchy"] = self.entry.hierarchy
         store = kv.create(f"dist_{case.mode}", **options)
         if self.entry.codec:
@@ -57,7 +57,7 @@ class Ours(DistPeer):
             self.place.gate.wait()  # every worker's push has been applied
             store.pull(keys, out=data.outs)
         if case.compressed != bool(self.entry.codec):
-            return []  # other numbers than the rest of the case
+            return []  # other keys than the rest of the case
         return changes(data.outs, weights) if case.update else data.outs
 
     def _prepare_sparse(self, case: DistCase, store: kv.KVStore, keys: list[int]) -> list[Array]:

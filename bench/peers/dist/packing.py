@@ -1,4 +1,4 @@
-"""What a compressed push and pull cannot be faster than: each worker packs, sends nothing, and pulls."""
+"""The limit of a compressed push and pull: each worker packs, sends nothing, and pulls."""
 
 from __future__ import annotations
 

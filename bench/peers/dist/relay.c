@@ -1,9 +1,9 @@
-/* A switch between tun devices, one in the network namespace of each host: links of so many bits a second, a delay one
- * way, and frames that are lost. The kernel hands over TCP in pieces of up to 64 KB, which are passed on whole; the time
- * on the link, and what is lost, is that of the Ethernet frames that a piece would be.
+/* A switch between tun devices, one in the network namespace of each host: links with a bandwidth, a delay one way, and
+ * losses of frames. The kernel passes TCP in pieces of up to 64 KB, which the relay forwards whole; time on the link and
+ * losses are computed for the Ethernet frames of a piece.
  *
- * A piece leaves its host when the host's link has sent it, and arrives when the link of the other host has, too: both
- * at once where both are free. What waits for a port longer than its buffer is dropped, as a switch drops it. */
+ * A piece is sent by the link of its host and by the link of the other host, concurrently where both are free. If the
+ * queue of a port is larger than its buffer, the piece is dropped, as in a switch. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -27,8 +27,8 @@
 
 enum { MOST_HOSTS = 16, ROOM = 1 << 17, AT_ONCE = 32 };
 enum { FRAMING = 38 };                   /* Ethernet's header, check sum, preamble and gap */
-static const double BUFFER = 4e6;        /* bytes that wait for a port */
-static const double CATCH_UP = 131072.0; /* bytes that a link may be late with, because the relay was */
+static const double BUFFER = 4e6;        /* most bytes in the queue of a port */
+static const double CATCH_UP = 131072.0; /* bytes that a link can catch up after a delay of the relay */
 
 typedef struct virtio_net_hdr head;
 
@@ -41,7 +41,7 @@ typedef struct piece {
 
 typedef struct {
     int fd;
-    double out, in; /* when its link has sent, and brought, all that it was given */
+    double out, in; /* times at which its link has sent, and delivered, all pieces so far */
     piece *first, *last;
 } port;
 
@@ -67,7 +67,7 @@ static double drawn(net *s)
     return ((double)(s->seed >> 11) + 0.5) / 9007199254740992.0;
 }
 
-/* Frames that come through until one is lost. */
+/* Draw the number of frames until the next loss. */
 static int64_t run_of_luck(net *s)
 {
     return s->loss > 0 ? (int64_t)(log(drawn(s)) / log1p(-s->loss)) : INT64_MAX;
@@ -102,7 +102,7 @@ static uint16_t sum_of(const void *bytes, size_t n)
     return (uint16_t)~sum;
 }
 
-/* Where TCP's payload begins. */
+/* Return the offset of TCP's payload. */
 static size_t payload_at(const char *ip)
 {
     size_t above = (size_t)((const struct iphdr *)ip)->ihl * 4;
@@ -139,7 +139,7 @@ static int add(port *to, const char *bytes, size_t n, double due)
     return 0;
 }
 
-/* Add frames `from` to `to` of a piece as a piece of its own: TCP's segments, with a head that says so. */
+/* Append frames `from` to `to` of a piece as another piece: TCP segments with a corrected header. */
 static int add_frames(port *where, const char *bytes, size_t n, int64_t from, int64_t to, double due)
 {
     static char room[ROOM];
@@ -174,7 +174,7 @@ static int add_frames(port *where, const char *bytes, size_t n, int64_t from, in
     return add(where, room, sizeof h + length, due);
 }
 
-/* Pass on what is not lost. */
+/* Forward the frames that are not lost. */
 static int pass(net *s, port *to, const char *bytes, size_t n, int64_t count, double due)
 {
     int64_t from = 0;
@@ -258,7 +258,7 @@ static int turn(net *s)
     return 0;
 }
 
-/* Relay between the hosts with these first processes; says so on `ready` once the devices are there. */
+/* Relay between the hosts with these first processes; write to `ready` once the devices exist. */
 int relay_run(const int *pids, int n, const char *name, double bits, double delay, double loss, uint64_t seed, int ready)
 {
     static net s;

@@ -15,7 +15,7 @@ from bench.peers.local.rival_mxnet import mx, optimizer
 
 
 class MXNet(DistPeer):
-    """One store for all cases of a job: a process can have no second one. Each case has keys of its own."""
+    """One store for all cases of a job: a process cannot have two. Each case has its own keys."""
 
     store: Any = None
 
@@ -62,7 +62,7 @@ class MXNet(DistPeer):
         if len(keys) > 1:
             ways[f"{PAIR}, a call for each key"] = partial(self._pairs, each)
         if self.entry.codec:
-            return ways  # its pushpull knows no compression
+            return ways  # its pushpull ignores compression
         ways[PUSHPULL] = all_of([partial(self.store.pushpull, keys, values, out=outs), mx.nd.waitall])
         if len(keys) > 1:
             ways[EACH] = partial(self._pushpulls, each)

@@ -1,8 +1,8 @@
-/* What loopback sockets and memory allow a server of a row-sparse table: rows of all workers come, their sum in rank order
- * updates the table in place, and each worker is sent the rows that it asks for.
+/* The limit of a server of a row-sparse table, by loopback sockets and memory: it receives the rows of all workers, updates
+ * the table in place by their sum in rank order, and sends each worker the rows that it requests.
  *
- * A trip goes in parts, each of them a range of the table: the counts of a worker's rows and of those that it asks for, the
- * ids of the former, the rows, and the ids of the latter; then the rows that it has asked for come back. */
+ * A trip has parts, each of them a range of the table: the counts of a worker's pushed and requested rows, the ids of the
+ * pushed rows, these rows, and the ids of the requested rows; the reply is the requested rows. */
 #define _GNU_SOURCE
 #include "move_all.h"
 #include <errno.h>
@@ -17,11 +17,11 @@
 #include <unistd.h>
 
 enum { MAX_WORKERS = 16, MAX_PARTS = 16, AHEAD = 8, SLICE = 512 /* rows */, WAKE = 1 << 20 };
-enum { ONE_THREAD, BY_THREADS }; /* one for all connections, or one for each */
+enum { ONE_THREAD, BY_THREADS }; /* one thread for all connections, or one for each */
 
 /* The first bytes of a connection. */
 typedef struct {
-    int64_t group, rank, way, most; /* `most`: rows that a part has at most */
+    int64_t group, rank, way, most; /* `most`: the most rows of a part */
 } hello;
 
 typedef struct {
@@ -82,7 +82,7 @@ static void fetch(const table *t, int64_t id)
         __builtin_prefetch(t->at + id * t->width + i);
 }
 
-/* The first place from which on ids are not smaller. */
+/* Return the first index whose id is not smaller. */
 static int64_t find(const int64_t *ids, int64_t n, int64_t id)
 {
     int64_t low = 0;
@@ -96,7 +96,7 @@ static int64_t find(const int64_t *ids, int64_t n, int64_t id)
     return low;
 }
 
-/* One row, of which `k` workers have sent theirs: SGD by their sum. */
+/* Update one row, pushed by `k` workers: SGD by the sum. */
 static void update_row(const table *t, int64_t id, const float *const *have, int k)
 {
     float *restrict w = t->at + id * t->width;
@@ -113,7 +113,7 @@ static void update_row(const table *t, int64_t id, const float *const *have, int
     }
 }
 
-/* Rows of which the ids are in [from, to). */
+/* Update the rows whose ids are in [from, to). */
 static void update(const group *g, int64_t from, int64_t to)
 {
     const table *t = g->of;
@@ -143,7 +143,7 @@ static void update(const group *g, int64_t from, int64_t to)
     }
 }
 
-/* By slices that stay in a cache until the socket has taken them. */
+/* Send slices that stay in a cache until the socket has copied them. */
 static int answer_part(const group *g, line *l)
 {
     const table *t = g->of;
@@ -175,7 +175,7 @@ static void *one_thread(group *g)
     }
 }
 
-/* A share of the rows of a part: the middle of the first worker's ids cuts them evenly enough. */
+/* Return a share of the rows of a part: the middle of the first worker's ids divides them evenly enough. */
 static void update_share(const group *g, int rank)
 {
     const line *first = &g->lines[0];
@@ -185,7 +185,7 @@ static void update_share(const group *g, int rank)
         update(g, from, to);
 }
 
-/* After a line has broken the others wait for ever, until the process ends. */
+/* After a connection is closed the other threads wait until the process ends. */
 static void *one_connection(void *argument)
 {
     const member *m = argument;
@@ -238,7 +238,7 @@ static void *serve(void *argument)
     return NULL;
 }
 
-/* Serve each group of connections in a thread of its own, until the listener is closed. All work on one table. */
+/* Serve each group of connections in its own thread, until the listener is closed. All threads update one table. */
 int row_update_serve(int listener, int workers, float *rows, int64_t n, int64_t width, float rate)
 {
     static table own;
@@ -286,7 +286,7 @@ static void put(request *q, const void *data, size_t n)
         q->io[q->end++] = (struct iovec){(void *)data, n};
 }
 
-/* Cut ids and rows into parts of the table. */
+/* Divide ids and rows into parts of the table. */
 static void cut(request *q, int parts, int64_t table_rows, const int64_t *ids, int64_t n, const float *rows,
                 int64_t width, const int64_t *wanted, int64_t n_wanted)
 {
@@ -303,7 +303,7 @@ static void cut(request *q, int parts, int64_t table_rows, const int64_t *ids, i
     }
 }
 
-/* 0; -1: the line is closed. */
+/* Return 0, or -1 if the connection is closed. */
 static int send_some(int fd, request *q)
 {
     struct msghdr message = {.msg_iov = q->io + q->at, .msg_iovlen = (size_t)(q->end - q->at)};
@@ -317,7 +317,7 @@ static int send_some(int fd, request *q)
     return 0;
 }
 
-/* Receive what is there, and be woken when much more is, as ours is. 0; -1: as above. */
+/* Receive the available bytes, and wake up only for many more, as kvstore does. Return 0 or -1, as above. */
 static int receive_some(int fd, char *out, size_t all, size_t *done)
 {
     ssize_t piece = recv(fd, out + *done, all - *done, MSG_DONTWAIT);
@@ -329,7 +329,7 @@ static int receive_some(int fd, char *out, size_t all, size_t *done)
     return piece ? setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &low, sizeof low) : -1;
 }
 
-/* Push rows, and pull those of `wanted` into `out`; both ids ascend. 0 if it went well. */
+/* Push rows, and pull those of `wanted` into `out`; both lists of ids ascend. Return 0 on success. */
 int row_update_trip(int fd, int parts, int64_t table_rows, int64_t width, const int64_t *ids, int64_t n,
                     const float *rows, const int64_t *wanted, int64_t n_wanted, float *out)
 {

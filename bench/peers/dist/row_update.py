@@ -1,7 +1,7 @@
-"""The limit of a row-sparse push and pull: bare sockets, C, and a server that does the same work.
+"""The limit of a row-sparse push and pull: bare sockets, C, and a server with the same work.
 
 It receives the rows of all workers, adds those of the same id in rank order, updates its table in place,
-gathers the rows that each worker asks for and sends them. There are no deadlines and no undo log, and push
+gathers the rows that each worker requests and sends them. There are no deadlines and no undo log, and push
 and pull are one trip: with several parts a part of the table is answered while the next part arrives.
 """
 
@@ -88,4 +88,4 @@ class RowUpdate(Sockets):
             ctypes.c_void_p(out.ctypes.data),
         )
         if self.code.row_update_trip(line, parts, n, width, *pushed, *pulled):
-            raise ConnectionError("the server that updates rows has gone")
+            raise ConnectionError("the server that updates rows has ended")

@@ -1,7 +1,7 @@
-"""Samples of the threads of its own process, while the bench asks for them: see `bench.runner.profile`.
+"""Samples of the threads of its own process, on request of the bench: see `bench.runner.profile`.
 
-Either a thread notes a thousand times a second where the others are, or the main thread's calls are counted
-and timed (cProfile), which costs more but misses nothing.
+Either a thread records the positions of the other threads a thousand times a second, or cProfile counts and
+times the calls of the main thread, which costs more but misses no call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SWITCH = 0.0001  # seconds after which a thread passes the GIL to the sampling 
 
 
 def start() -> None:
-    """Start to watch, if a folder is named; not in the launcher, which does nothing but wait."""
+    """Start the samples, if a folder is given; not in the launcher, which only waits."""
     folder = os.environ.get(FOLDER, "")
     if not folder or "run" in sys.orig_argv[1:4]:
         return
@@ -54,7 +54,7 @@ def _tell(folder: Path, found: dict[str, Any]) -> None:
 
 
 class Samples:
-    """Where each thread was, and in which functions, in shares of the time."""
+    """The lines and functions of each thread, in shares of the time."""
 
     def __init__(self) -> None:
         sys.setswitchinterval(_SWITCH)
@@ -79,7 +79,7 @@ class Samples:
         self.functions.update(within)
 
     def tables(self) -> dict[str, list[list[str]]]:
-        """Lay out the most frequent ones; functions that never end say nothing."""
+        """Format the most frequent ones, without functions that never end."""
         ended = {name: count for name, count in self.functions.items() if count < 0.999 * self.ticks}
         return {"lines": self._shares(self.lines), "functions": self._shares(ended)}
 
@@ -89,7 +89,7 @@ class Samples:
 
 
 class Calls:
-    """What the main thread calls: how often, and how long, without and with what is called in turn."""
+    """The calls of the main thread: counts, and times without and with callees."""
 
     def __init__(self) -> None:
         self.profile = cProfile.Profile()
@@ -105,7 +105,7 @@ class Calls:
         return {key: (row[1], row[2], row[3]) for key, row in stats.items()}
 
     def tables(self) -> dict[str, list[list[str]]]:
-        """Lay out what was added, the longest first."""
+        """Format the increase, the longest first."""
         rows = []
         for (file, line, name), now in self._now().items():
             before = self.before.get((file, line, name), (0, 0.0, 0.0))

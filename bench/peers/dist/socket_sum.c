@@ -1,7 +1,7 @@
-/* What loopback sockets allow a parameter server: a block of each worker comes, the sum goes back to all of them, and is kept.
+/* The limit of a parameter server by loopback sockets: it receives a block of each worker, sends the sum to all, and keeps it.
  *
- * A group of connections, one for each worker, sends the same number of bytes in every trip, cut into the same blocks:
- * nothing but payload is on the way. The workers' side is that of floor.c. */
+ * A group of connections, one for each worker, sends the same number of bytes in each trip, divided into the same blocks:
+ * only payload is sent. The workers' side is that of floor.c. */
 #define _GNU_SOURCE
 #include "move_all.h"
 #include <errno.h>
@@ -18,9 +18,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { MAX_WORKERS = 64, SLOTS = 4 /* blocks of a worker that the server holds, at most */ };
-/* One thread, and epoll; a thread for each connection, on the core of its worker; such threads, and two calls: all parts
- * first, and the sums for a word. */
+enum { MAX_WORKERS = 64, SLOTS = 4 /* most blocks of a worker on the server */ };
+/* One thread with epoll; a thread for each connection, on the core of its worker; such threads and two calls: all parts
+ * first, then the sums on request. */
 enum { BY_EVENT, BY_THREADS, IN_TWO_CALLS };
 
 /* The first bytes of a connection. */
@@ -30,7 +30,7 @@ typedef struct {
 
 typedef struct {
     int64_t b;   /* number of the block, over all trips */
-    size_t done; /* bytes of it that have been moved */
+    size_t done; /* moved bytes of the block */
 } place;
 
 typedef struct group {
@@ -39,10 +39,10 @@ typedef struct group {
     int workers, come, epoll;
     int fds[MAX_WORKERS];
     float *parts[MAX_WORKERS]; /* SLOTS blocks each */
-    float *sums[2];            /* of this trip and of the one before, as a server has that is asked for values */
+    float *sums[2];            /* of this trip and of the previous trip, which a pull could still read */
     place in[MAX_WORKERS], out[MAX_WORKERS];
     unsigned wanted[MAX_WORKERS]; /* events */
-    atomic_uint arrived[SLOTS], ready; /* ready: blocks that are summed */
+    atomic_uint arrived[SLOTS], ready; /* ready: summed blocks */
 } group;
 
 typedef struct {
@@ -80,7 +80,7 @@ static void add_more(float *restrict sum, const float *restrict more, size_t n)
         sum[i] += more[i];
 }
 
-/* In rank order. */
+/* Sum in rank order. */
 static void sum_block(const group *g, int64_t b)
 {
     size_t n = size_of(g, b) / sizeof(float);
@@ -94,7 +94,7 @@ static void sum_block(const group *g, int64_t b)
 
 /* -------------------------------------------------------------------------------------------------- epoll */
 
-/* Move what the socket has or takes, up to the end of block `until`; -1 if it is closed. */
+/* Move bytes until the socket is not ready, up to the end of block `until`; return -1 if it is closed. */
 static int advance(group *g, int rank, place *p, int64_t until, int sends)
 {
     while (p->b < until) {
@@ -110,7 +110,7 @@ static int advance(group *g, int rank, place *p, int64_t until, int sends)
         if (p->done == size_of(g, p->b))
             *p = (place){p->b + 1, 0};
         else if (!sends)
-            return 0; /* that was all there is */
+            return 0; /* no more bytes now */
     }
     return 0;
 }
@@ -133,7 +133,7 @@ static int wait_for(group *g, int rank, int64_t free)
     return epoll_ctl(g->epoll, EPOLL_CTL_MOD, g->fds[rank], &e);
 }
 
-/* After bytes have come: sum what is whole, send it; then ask for what can go on. */
+/* After bytes have arrived: sum complete blocks, send them, then request the events of the next ones. */
 static int answer(group *g)
 {
     for (; g->ready < least(g, g->in); g->ready++)
@@ -172,7 +172,7 @@ static void by_event(group *g)
 
 /* ------------------------------------------------------------------------------------ a thread a connection */
 
-/* The last one that comes with its part of a block sums it. */
+/* The thread with the last part of a block sums it. */
 static void arrive(group *g, int64_t b)
 {
     if (atomic_fetch_add(&g->arrived[b % SLOTS], 1) + 1 < (unsigned)g->workers)
@@ -189,7 +189,7 @@ static void await(group *g, int64_t b)
         syscall(SYS_futex, &g->ready, FUTEX_WAIT_PRIVATE, ready, 0, 0, 0);
 }
 
-/* Stay on the rank-th of the cores that there are, from the first on again. */
+/* Pin the thread to core `rank` modulo the number of cores. */
 static int bind_to_core(int rank)
 {
     cpu_set_t all, one;
@@ -203,7 +203,7 @@ static int bind_to_core(int rank)
     return sched_setaffinity(0, sizeof one, &one);
 }
 
-/* Receive a block before the sum of the one before is sent. */
+/* Receive a block before the sum of the previous block is sent. */
 static void *one_connection(void *argument)
 {
     member *m = argument;
@@ -269,7 +269,7 @@ static float *written(size_t bytes)
     return memset(memory, 1, bytes);
 }
 
-/* All groups of a process use the same memory, as one trips at a time; what was too small may still be in use. */
+/* All groups of a process use the same memory, as one is active at a time; a smaller buffer can still be in use. */
 static void give_sums(group *g)
 {
     static float *sums[2];
@@ -311,7 +311,7 @@ static group *join(group **groups, const hello *h, int workers)
     return *at;
 }
 
-/* Serve each group in a thread of its own, until the listener is closed. */
+/* Serve each group in its own thread, until the listener is closed. */
 int socket_sum_serve(int listener, int workers)
 {
     group *groups = NULL;

@@ -1,7 +1,7 @@
 """The limit of a server that sums: bare sockets, C, the same bytes as a parameter server's, and their sum.
 
-Unlike the floor, its server waits until every worker's part of a block has arrived, and writes the sum, which
-it keeps. Only payload is sent: worker and server have agreed on the length of an array, and on its blocks.
+Unlike the floor, its server waits for the parts of a block of all workers, and writes the sum, which it
+keeps. Only payload is sent: worker and server know the length of an array, and its blocks.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from bench.peers.dist.sockets import IN_TURN, SMALL, TWO_CALLS, WINDOW, Sockets
 from bench.peers.group.link import Place
 from bench.runner import machine
 
-#: How the server waits: by epoll, or in a thread for each connection, on the core of its worker; and by such
-#: threads where parts and sums are sent in two calls.
+#: The waits of the server: by epoll, or in a thread for each connection, on the core of its worker; and by
+#: such threads where parts and sums are sent in two calls.
 EPOLL, THREADS = "epoll", "threads"
 SERVERS = (EPOLL, THREADS, f"{PAIR}, {THREADS}")
 BLOCKS = {"64 KB": 64 * KB, "128 KB": 128 * KB, "256 KB": 256 * KB}
@@ -31,7 +31,7 @@ WINDOWS = (2, 4)
 
 
 class SocketsSum(Sockets):
-    """Connections of their own for each case, and each way of its server and size of its blocks."""
+    """Separate connections for each case, each way of its server and each size of its blocks."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
@@ -72,12 +72,12 @@ class SocketsSum(Sockets):
             self.variants[name] = partial(trip, WINDOW, blocks * BLOCKS[block])
 
     def _cuts(self, nbytes: int) -> list[int]:
-        """Return where the bytes of each server begin; a small array has one server, as a small key has."""
+        """Return the offset of the bytes of each server; a small array has one server, like a small key."""
         return [0, nbytes] if nbytes <= SMALL else super()._cuts(nbytes)
 
     def _line(self, address: str, hello: bytes) -> socket.socket:
         line = super()._line(address, hello)
-        room = max(WINDOWS) * max(BLOCKS.values())  # for all sums on the way: the server is never kept
+        room = max(WINDOWS) * max(BLOCKS.values())  # for all sums in flight: the server never waits
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
         return line
 

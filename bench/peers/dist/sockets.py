@@ -1,12 +1,12 @@
 """The floor of the wire: bare sockets, C, and servers that send back each block as it arrives, without a sum.
 
-In two calls a server keeps all that comes, says that it has come, and sends it back when it is asked for.
+In two calls a server stores the received bytes, acknowledges them, and sends them back on request.
 
 A parameter server moves as many bytes, four times the payload with two workers. Its workers too read
-gradients from memory and write what they get to memory; a server may keep the block at hand in a cache.
+gradients from memory and write the received values to memory; a server may keep the current block in a cache.
 
-With an update, the workers do the server's work after the trip: in a sync case each its share of the weights,
-in an async case each all weights, as every push is an update, and in a sparse case each its own rows.
+With an update, the workers compute it after the trip: in a sync case each its share of the weights, in an
+async case each all weights, as each push is an update, and in a sparse case each its own rows.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from bench.peers.worker import fork
 
 IN_TURN, POLLING, THREAD, WINDOW, TWO_CALLS = range(5)
 BLOCKS = {"64 KB": 64 * KB, "256 KB": 256 * KB, "1 MB": MB}
-LARGE = 4 * MB  # from here on the smallest block has no chance
-SMALL = 64 * KB  # so much is sure to fit into the buffers of a connection, both ways
+LARGE = 4 * MB  # from this size on the smallest block is never the fastest
+SMALL = 64 * KB  # bytes that always fit into the buffers of a connection, both ways
 
 
 def _blocks(nbytes: int, few: bool) -> list[str]:
@@ -43,7 +43,7 @@ def _blocks(nbytes: int, few: bool) -> list[str]:
 
 
 def _pushed(case: DistCase) -> DistCase:
-    """Of a table, the rows that a worker pushes."""
+    """Return the rows of a table that a worker pushes."""
     return replace(case, shapes=((case.rows, *case.shapes[0][1:]),), rows=0) if case.rows else case
 
 
@@ -75,7 +75,7 @@ class Sockets(DistPeer):
             for way, number in ways.items():
                 call = partial(self._trip, fds, data.flat, data.flat_outs, BLOCKS[block], number)
                 self.variants[f"{way}, {block}"] = call
-        if not self.entry.hot:  # of which only one block is sent
+        if not self.entry.hot:  # only one block of it is sent
             self._add_pair(data)
             self.check_ways(sent=True)
         if case.update:
@@ -93,18 +93,18 @@ class Sockets(DistPeer):
         self.variants[PAIR] = partial(self._trip, fds, data.flat, data.flat_outs, MB, TWO_CALLS)
 
     def _cuts(self, nbytes: int) -> list[int]:
-        """Return where the bytes of each server begin, between numbers, and where the last one's end."""
+        """Return the offset of the bytes of each server, and the end of the last server's."""
         servers = len(self.addresses)
         return [nbytes * s // servers // 4 * 4 for s in range(servers)] + [nbytes]
 
     def _start(self, servers: int) -> None:
-        """Start the servers, one on each host if there are several, and tell all workers where they are."""
+        """Start the servers, one on each of several hosts, and send their addresses to all workers."""
         serving = 1 if HOST in os.environ else servers if self.place.rank == 0 else 0
         own = [self._serve() for _ in range(serving)]
         self.addresses = [address for some in self.place.link.gather(own) for address in some]
 
     def _update(self, case: DistCase, data: Inputs) -> Call:
-        """Make the update by what came back."""
+        """Update the weights by the received values."""
         self.state = weights, momentum = [memory(data.flat.size, "huge") for _ in range(2)]
         weights.fill(1)
         momentum.fill(0)
@@ -119,7 +119,7 @@ class Sockets(DistPeer):
         return partial(self.code.floor_sgd_momentum, w, v, g, n, rate, *more)
 
     def _update_rows(self, case: DistCase, data: Inputs) -> Call:
-        """Make the update of this worker's rows by what came back."""
+        """Update this worker's rows by the received values."""
         own = dist_cases.sparse_inputs(case, self.place.rank)
         self.state = [own.table, own.ids]
         table, ids, rows = (ctypes.c_void_p(a.ctypes.data) for a in (own.table, own.ids, data.flat_outs))
@@ -146,7 +146,7 @@ class Sockets(DistPeer):
         return address
 
     def _answer(self, listener: int) -> None:
-        """Be the server, until the process ends."""
+        """Run as the server, until the process ends."""
         self.code.floor_serve(listener)
 
     def _line(self, address: str, hello: bytes) -> socket.socket:
@@ -162,7 +162,7 @@ class Sockets(DistPeer):
         return line
 
     def _unpace(self, line: socket.socket) -> None:
-        """Choose the congestion control before there is a connection; what is accepted has the listener's."""
+        """Set the congestion control before a connection; accepted connections inherit it."""
         if self.entry.unpaced and self.family == socket.AF_INET:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
@@ -179,4 +179,4 @@ class Sockets(DistPeer):
         n, cut, most = (ctypes.c_int64(size) for size in (source.nbytes, block, window or source.nbytes))
         here, there = (ctypes.c_void_p(array.ctypes.data) for array in (source, target))
         if self.code.floor_trip(fds, len(fds), here, there, n, cut, most, way, hot):
-            raise ConnectionError("a process that sends back has gone")
+            raise ConnectionError("a server has ended")

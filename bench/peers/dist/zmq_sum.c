@@ -1,7 +1,7 @@
-/* What libzmq allows a parameter server: parts of each slice come to a ROUTER, are summed and go back to all.
+/* The limit of a parameter server by libzmq: a ROUTER receives the parts of each slice, sums them and sends the sum to all.
  *
- * pyzmq's wheel has libzmq, but no zmq.h: declared here is the little that is used of its stable ABI. The symbols are
- * found when this is loaded, in the libzmq that pyzmq has loaded before. */
+ * pyzmq's wheel has libzmq, but no zmq.h: this file declares the functions of its stable ABI that it calls. The loader
+ * finds the symbols in the libzmq that pyzmq has loaded before. */
 #include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -27,8 +27,8 @@ size_t zmq_msg_size(const zmq_msg_t *m);
 
 enum {
     MAX_WORKERS = 64,
-    SLOTS = 64,       /* slices of a worker that are on the way, at most */
-    COPIED = 64 << 10 /* smaller slices are copied into their message: that costs less than to share them */
+    SLOTS = 64,       /* most slices of a worker in flight */
+    COPIED = 64 << 10 /* smaller slices are copied into their message: that is cheaper than to share them */
 };
 
 typedef struct {
@@ -98,7 +98,7 @@ static int add(zmq_msg_t *total, zmq_msg_t *part)
     return 0;
 }
 
-/* Sum in rank order into the first part, and let all workers share that message. */
+/* Sum in rank order into the first part, and send this message to all workers. */
 static int answer(void *router, slot *s, uint32_t slice, zmq_msg_t *names, int workers)
 {
     for (int rank = 1; rank < workers; rank++)
@@ -119,8 +119,8 @@ static int answer(void *router, slot *s, uint32_t slice, zmq_msg_t *names, int w
     return 0;
 }
 
-/* Serve until something is wrong: the process ends with the worker that started it. A slot is free again when a worker
- * comes to its next slice, as no worker is more than SLOTS slices ahead of what all have sent. */
+/* Serve until an error: the process ends with the worker that started it. A slot is free when a worker sends its next
+ * slice, as no worker is more than SLOTS slices ahead of the slices that all workers have sent. */
 int zmq_sum_serve(void *router, int workers)
 {
     static slot slots[SLOTS];
@@ -145,7 +145,7 @@ int zmq_sum_serve(void *router, int workers)
 /* ------------------------------------------------------------------------------------------------ worker */
 
 typedef struct {
-    void *const *sockets; /* one for each server; slices go to them in turn */
+    void *const *sockets; /* one for each server; slices are sent to them in turn */
     int servers;
     uint32_t rank;
     char *source, *target;
@@ -158,7 +158,7 @@ static size_t size_of(const trip *t, int64_t i)
     return (size_t)(left < t->slice ? left : t->slice);
 }
 
-/* A large slice is sent from where it lies: it stays as it is until its sum has come. */
+/* A large slice is sent without a copy: it does not change until its sum has arrived. */
 static int send_slice(const trip *t, int64_t i)
 {
     void *socket = t->sockets[i % t->servers];
@@ -173,7 +173,7 @@ static int send_slice(const trip *t, int64_t i)
     return zmq_msg_init_data(&m, data, n, NULL, NULL) ? -1 : sent(&m, socket, 0);
 }
 
-/* Sums of one server come in the order of the slices. */
+/* The sums of one server arrive in the order of the slices. */
 static int receive_slice(const trip *t, int64_t i)
 {
     void *socket = t->sockets[i % t->servers];
@@ -188,7 +188,7 @@ static int receive_slice(const trip *t, int64_t i)
     return right ? 0 : -1;
 }
 
-/* Send n bytes and receive their sum over all workers, with at most `window` slices on the way; 0 if it went well. */
+/* Send n bytes and receive their sum over all workers, with at most `window` slices in flight; return 0 on success. */
 int zmq_sum_trip(void *const *sockets, int servers, int rank, char *source, char *target, int64_t n, int64_t slice,
                  int window)
 {

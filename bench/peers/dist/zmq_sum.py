@@ -16,7 +16,7 @@ from bench.peers.dist.bare_zmq import ZeroMQPeer
 from bench.peers.group.link import Place
 
 SLICES = {"256 KB": 256 * KB, "1 MB": MB}
-WINDOW = 32  # slices on the way
+WINDOW = 32  # slices in flight
 
 
 class ZeroMQSum(ZeroMQPeer):
@@ -24,7 +24,7 @@ class ZeroMQSum(ZeroMQPeer):
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
-        ctypes.CDLL(binding.__file__, ctypes.RTLD_GLOBAL)  # what it is linked to becomes visible, too
+        ctypes.CDLL(binding.__file__, ctypes.RTLD_GLOBAL)  # its dependencies become visible, too
         self.code = ctypes.CDLL(place.limits)
 
     def prepare(self, case: DistCase) -> list[Array]:
@@ -40,10 +40,10 @@ class ZeroMQSum(ZeroMQPeer):
 
     def answer(self, line: zmq.Socket[bytes]) -> None:
         self.code.zmq_sum_serve(ctypes.c_void_p(line.underlying), self.place.workers)
-        raise ConnectionError("the server cannot go on")
+        raise ConnectionError("the server has failed")
 
     def _trip(self, handles: ctypes.Array[Any], source: Array, target: Array, size: int) -> None:
         n, cut = (ctypes.c_int64(number) for number in (source.nbytes, size))
         here, there = (ctypes.c_void_p(array.ctypes.data) for array in (source, target))
         if self.code.zmq_sum_trip(handles, len(handles), self.place.rank, here, there, n, cut, WINDOW):
-            raise ConnectionError("the server has gone, or sent something else")
+            raise ConnectionError("the server has ended, or sent another message")

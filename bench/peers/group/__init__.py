@@ -1,1 +1,1 @@
-"""Peers that are groups of processes: how they are driven, and what their workers have in common."""
+"""Peers that are groups of processes: their driver, and the code of all their workers."""

@@ -1,4 +1,4 @@
-"""The interface of a peer between processes, and how it is timed."""
+"""The interface of a peer between processes, and its timing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class GroupPeer(Peer):
     """One worker of a peer.
 
     `buffers` are written before each repetition, as a training loop writes its gradients; where a call writes
-    the sum into them (`grows`), that also undoes its growth, so that values stay what they were.
+    the sum into them (`grows`), this also undoes the growth, so that values stay in their range.
     """
 
     case_type: ClassVar[type[Case]] = SharedCase
@@ -32,7 +32,7 @@ class GroupPeer(Peer):
         self.calls = 0
 
     def run(self, variant: str, repeats: int) -> list[float]:
-        """Seconds of each of `repeats` calls; a chain of links has one more call, the first."""
+        """Return the seconds of each of `repeats` calls; a chain of links has one more call, the first."""
         call, links = self.variants[variant], self.case.links
         times: list[float] = []
         first = int(links > 1)

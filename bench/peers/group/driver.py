@@ -1,4 +1,4 @@
-"""The bench's side of a peer: a group of processes, which all get the same requests at once."""
+"""The bench's side of a peer: a group of processes, which all receive the same requests."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from bench.runner import compiled
 from kvstore.observe.bench.worker_group import Message, PeerFailure, WorkerGroup, end_process
 
 _START = 60.0  # seconds for all processes to start
-PATIENCE = 300.0  # seconds for one answer
-_LEAVE = 15.0  # seconds in which they end by themselves
+PATIENCE = 300.0  # seconds for one reply
+_LEAVE = 15.0  # seconds in which they end on request
 _SHM = Path("/dev/shm")
-#: What a peer that had to be killed may leave there.
+#: Names that a killed peer can leave there.
 _NAMES = ("sm_segment.", "mpich_shm_", "deepspeed_allreduce_buffer_", "torch_", "ucx_")
 
 
 class Group:
-    """A peer's processes; started when a case needs them, and again after they failed.
+    """A peer's processes; started when a case needs them, and again after a failure.
 
-    `cpu` are the seconds that all processors gave to a call of the last run, `moved` the bytes on the busiest
-    link, where hosts are joined by some. `failure` says why the processes were ended.
+    `cpu` is the processor seconds of a call of the last run, `moved` the bytes on the busiest link between
+    hosts. `failure` is the reason for which the processes were ended.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -49,7 +49,7 @@ class Group:
 
     @property
     def workers(self) -> list[int]:
-        """Return the ids of the workers as they are here: a namespace may have ids of its own."""
+        """Return the ids of the workers in this namespace: their own namespace can have other ids."""
         return list(self._group.pids.values()) if self._group else []
 
     @property
@@ -62,17 +62,17 @@ class Group:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(kill=kind is not None)
 
-    # ------------------------------------------------------------- what groups of one claim do otherwise
+    # ------------------------------------------------------------- overridden by groups of a claim
 
-    #: Names of peers that are started anew for each case: their settings, or their memory, outlive a case.
+    #: Names of peers that are restarted for each case, as they keep settings or memory.
     fresh: tuple[str, ...] = ()
 
     def plan(self, address: str, folder: str) -> Launch:
-        """Say what to start."""
+        """Return the commands to start."""
         raise NotImplementedError
 
     def codes(self) -> tuple[Path, Path]:
-        """Build the barrier and the limits, once."""
+        """Compile the barrier and the limits, once."""
         raise NotImplementedError
 
     def beside(self) -> list[int]:
@@ -80,13 +80,13 @@ class Group:
         return [helper.pid for helper in self.helpers]
 
     def column(self, variant: str) -> str:
-        """Return the column of a variant in the tables; the best variant of a column counts."""
+        """Return the column of a variant in the tables; the fastest variant of a column counts."""
         return self.setting.column or self.setting.name
 
     # ----------------------------------------------------------------------------------------- requests
 
     def start_prepare(self, case: Any) -> None:
-        """Let the peer prepare; `finish_prepare` waits for it."""
+        """Request `prepare`; `finish_prepare` waits for it."""
         self.failure = ""
         with self._failing():
             if self._group is None:
@@ -94,7 +94,7 @@ class Group:
             self._send({"do": "prepare", "case": case.to_json()})
 
     def finish_prepare(self) -> tuple[list[str], list[float]] | str:
-        """Return variants and digest (not a number if workers differ), or why the peer fails here."""
+        """Return variants and digest (NaN if workers differ), or the reason of a failure."""
         if self.failure:
             return self.failure
         with self._failing():
@@ -108,7 +108,7 @@ class Group:
         return replies[0]["variants"], digests[0] if same else [float("nan")]
 
     def run(self, variant: str, repeats: int) -> list[float]:
-        """Seconds of each call, of the worker that took longest."""
+        """Return the seconds of each call, of the slowest worker."""
         before = self._beside_cpu()
         try:
             self._send({"do": "run", "variant": variant, "repeats": repeats})
@@ -121,7 +121,7 @@ class Group:
         return [max(times) for times in zip(*(reply["times"] for reply in replies), strict=True)]
 
     def rest(self) -> None:
-        """Free what the case needed."""
+        """Free the arrays of the case."""
         if self.setting.name in self.fresh:
             self.close()
         elif self._group is not None:
@@ -148,7 +148,7 @@ class Group:
         self._group.send(request)
 
     def _replies(self) -> list[Message]:
-        """Return a reply of each worker; until then pass on to all what each asks to."""
+        """Return a reply of each worker; until then forward the messages between workers."""
         assert self._group is not None
         while "gather" in (replies := self._group.answers(PATIENCE))[0]:
             self._send({"gathered": [reply["gather"] for reply in replies]})
@@ -224,9 +224,9 @@ class Alone(Group):
 
 
 def _cpu_of(pid: int) -> float:
-    """Processor seconds of another process so far."""
+    """Return the processor seconds of another process so far."""
     with contextlib.suppress(OSError):
-        return time.clock_gettime((~pid << 3) | 2)  # its clock, as clock_getcpuclockid(3) makes it
+        return time.clock_gettime((~pid << 3) | 2)  # its clock, as in clock_getcpuclockid(3)
     return 0.0
 
 
@@ -235,7 +235,7 @@ def _shm_names() -> set[str]:
 
 
 def _sweep(before: set[str]) -> None:
-    """Unlink what a peer that was killed left."""
+    """Unlink the names that a killed peer has left."""
     for name in _shm_names() - before:
         if name.startswith(_NAMES):
             with contextlib.suppress(OSError):

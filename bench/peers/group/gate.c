@@ -16,7 +16,7 @@ void sgd_momentum(float *restrict w, float *restrict v, const float *restrict g,
     }
 }
 
-/* lr is that of the step. */
+/* lr is the learning rate of the step. */
 void adam(float *restrict w, float *restrict m, float *restrict v, const float *restrict g, ptrdiff_t n, float lr, float wd,
           float b1, float b2, float eps)
 {

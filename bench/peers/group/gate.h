@@ -1,4 +1,4 @@
-/* A barrier between processes that all peers share: it spins a little, then gives way. */
+/* The barrier between the processes of each peer: it spins briefly, then yields the core. */
 #ifndef KVSTORE_BENCH_GATE_H
 #define KVSTORE_BENCH_GATE_H
 #include <sched.h>
@@ -27,7 +27,7 @@ static inline void relax(void)
 #endif
 }
 
-/* The i-th look at something that has not happened yet; -1 when it is time to give up. */
+/* Wait before poll number i of a condition; return -1 at the deadline. */
 static inline int not_yet(long i, double *end)
 {
     if (i < SPINS) {
@@ -42,7 +42,7 @@ static inline int not_yet(long i, double *end)
     return gate_clock() < *end ? 0 : -1;
 }
 
-/* 0 when all n have come, -1 if they do not. */
+/* Return 0 when all n processes have arrived, -1 at the deadline. */
 static inline int gate_pass(gate *g, unsigned n)
 {
     double end = 0;

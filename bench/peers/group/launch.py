@@ -1,4 +1,4 @@
-"""What is started for a peer: commands of workers, and of what must run beside them."""
+"""The commands of a peer: those of workers, and those of helpers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Launch:
 def workers(
     setting: Setting, address: str, env: dict[str, str], helpers: list[Command] | None = None
 ) -> Launch:
-    """Start each worker by itself."""
+    """Start each worker separately."""
     n, ranks = setting.processes, range(setting.processes)
     command = setting.command("worker", address, n)
     each = [(command, {**env, **dict(setting.env), "KVSTORE_BENCH_RANK": str(rank)}) for rank in ranks]
@@ -36,7 +36,7 @@ def workers(
 
 
 def of_one_machine(setting: Setting, address: str, env: dict[str, str]) -> Launch:
-    """Start each worker by itself, and tell it its rank as the launcher of kvstore does."""
+    """Start each worker separately, with the rank variables of kvstore's launcher."""
     launch = workers(setting, address, env)
     for rank, (_, own) in enumerate(launch.ranks):
         own |= {f"KVSTORE_{name}": str(rank) for name in ("RANK", "LOCAL_RANK")}

@@ -1,4 +1,4 @@
-"""A worker's line to the bench, and the barrier that its group shares."""
+"""A worker's connection to the bench, and the barrier of its group."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Gate:
 
     def wait(self) -> None:
         if self.code.gate_wait(ctypes.c_void_p(self.address), ctypes.c_uint(self._workers)):
-            raise TimeoutError("other workers did not come to the barrier")
+            raise TimeoutError("other workers did not reach the barrier")
 
 
 class Link:
-    """The connection to the bench; its first byte has the shared page with it."""
+    """The connection to the bench; the first byte carries the descriptor of the shared page."""
 
     def __init__(self, address: str, rank: int) -> None:
         self._connection = Client(address, "AF_UNIX")
@@ -43,23 +43,23 @@ class Link:
         self._connection.send_bytes(json.dumps(message).encode())
 
     def receive(self) -> Any:
-        """Return the next message; None when the bench has gone."""
+        """Return the next message; None if the bench has ended."""
         try:
             return json.loads(self._connection.recv_bytes())
         except (EOFError, ConnectionError):
             return None
 
     def gather(self, value: Any) -> list[Any]:
-        """Tell all workers, and hear of all, in rank order."""
+        """Send a value to all workers, and return the values of all, in rank order."""
         self.send({"gather": value})
         answer = self.receive()
         if answer is None:
-            raise ConnectionError("the bench has gone")
+            raise ConnectionError("the bench has ended")
         return list(answer["gathered"])
 
 
 def own_address() -> str:
-    """Return where other workers reach this one: loopback, unless there are several hosts."""
+    """Return the address of this worker for the other workers: loopback, unless there are several hosts."""
     return os.environ.get(HOST, "127.0.0.1")
 
 
@@ -72,7 +72,7 @@ def free_port() -> int:
 
 @dataclass
 class Place:
-    """Where a worker stands in its group, and what the group is called."""
+    """The rank of a worker in its group, and the name of the group."""
 
     rank: int
     workers: int

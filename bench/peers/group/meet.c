@@ -1,6 +1,6 @@
-/* A barrier at which workers sleep. Where servers and I/O threads share the cores with workers, one that spins at a
- * barrier until the others have come takes their time. The last one sets an instant for all, up to which they spin:
- * so nobody's call begins before another worker has woken up. */
+/* A barrier at which workers sleep. Where servers and I/O threads share the cores with workers, a worker that spins at a
+ * barrier would slow them. The last worker sets an instant for all, until which they spin: so no call begins before all
+ * workers have woken up. */
 #include <errno.h>
 #include <linux/futex.h>
 #include <sched.h>
@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 static const double DEADLINE = 120.0; /* seconds */
-static const double LEAD = 200e-6;    /* seconds in which all wake up */
+static const double LEAD = 200e-6;    /* seconds in which all workers wake up */
 
 typedef struct {
     _Alignas(64) atomic_uint waiting;
@@ -31,7 +31,7 @@ static void sleep_while(atomic_uint *word, unsigned value)
     syscall(SYS_futex, word, FUTEX_WAIT, value, &second, 0, 0);
 }
 
-/* 0 when all n have come, -1 if they do not. */
+/* Return 0 when all n workers have arrived, -1 at the deadline. */
 int gate_wait(meeting *m, unsigned n)
 {
     double end = now() + DEADLINE;

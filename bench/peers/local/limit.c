@@ -1,7 +1,7 @@
-/* What the memory of this machine allows: the traffic of each case in C with OpenMP, and nothing around it.
+/* The limit by the memory of this machine: the traffic of each case in C with OpenMP, and nothing else.
  *
- * Built by the bench with `cc -O3 -march=native -fopenmp`. float32. The caller tries every `how` and every number
- * of threads, and takes the best for each case.
+ * Built by the bench with `cc -O3 -march=native -fopenmp`. float32. The caller tries each `how` and each number
+ * of threads, and uses the best for each case.
  */
 #include <math.h>
 #include <omp.h>
@@ -20,7 +20,7 @@ enum { MAX_VALUES = 16, CHUNK = 32 * 1024, BLOCK = 1024, LANES = 16, STEP = 4 * 
 
 typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
 
-/* One key. The first `streamed` outs may be streamed to; the others are sources, whose lines are in the cache. */
+/* One key. Stores to the first `streamed` outs may be streaming; the other outs are sources, and in the cache. */
 typedef struct {
     ptrdiff_t n;
     int k, m, streamed;
@@ -29,7 +29,7 @@ typedef struct {
     float *w, *s1, *s2;
 } item;
 
-/* lr is that of the step for Adam. */
+/* For Adam lr is the corrected rate of the step. */
 typedef struct {
     float lr, mu, wd, beta1, beta2, eps;
 } params;
@@ -69,7 +69,7 @@ static void sum_scalar(const item *it, ptrdiff_t i, ptrdiff_t end)
     }
 }
 
-/* outs = sum of sources, from registers; `past` streams to the outs that may be streamed to. */
+/* outs = sum of sources, from registers; `past`: streaming stores to the outs that allow them. */
 static inline __attribute__((always_inline)) void sum_k(const item *it, ptrdiff_t i, ptrdiff_t end, const int k, const int past)
 {
     const float *s[MAX_VALUES];
@@ -173,7 +173,7 @@ static void by_blocks(const item *it, ptrdiff_t from, ptrdiff_t end, int update,
     }
 }
 
-/* Registers can be streamed straight to outs that reach a cache line together. */
+/* Registers can be streamed directly to outs with the same offset in a cache line. */
 static int reach_together(const item *it)
 {
     for (int j = 1; j < it->streamed; j++)
@@ -222,7 +222,7 @@ static double seconds_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Corrected learning rate of step t. */
+/* Return the corrected learning rate of step t. */
 static params at_step(const params *p, int update, int t)
 {
     params q = *p;
@@ -231,8 +231,8 @@ static params at_step(const params *p, int update, int t)
     return q;
 }
 
-/* Seconds of each of `repeats` calls; `step` is the number of the first one. `fixed` cuts the work between the threads
- * beforehand, the same way each time; otherwise they take chunks as they come. */
+/* Measure the seconds of each of `repeats` calls; `step` is the number of the first call. With `fixed` the threads'
+ * shares are fixed; otherwise threads claim chunks in turn. */
 void limit_run(const item *items, int n_items, int update, int how, int threads, int fixed, const params *p, int step,
                int repeats, double *seconds)
 {
@@ -260,7 +260,7 @@ enum { READ, WRITE, COPY, SCALE };
 
 static float pass(int kind, float *a, const float *b, ptrdiff_t n, int past)
 {
-    const vec one = 1.0f - (vec){0}; /* not zeros: some machines write those three times as fast */
+    const vec one = 1.0f - (vec){0}; /* not zeros: some machines write zeros three times as fast */
     vec s[4] = {one, one, one, one};
     float total = 0;
     for (ptrdiff_t i = 0; i + STEP <= n; i += STEP)

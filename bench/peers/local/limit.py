@@ -44,7 +44,7 @@ Timer = Callable[[int], list[float]]
 
 
 class Limit(Peer):
-    """Every way to write that the C code knows; the best one counts."""
+    """All ways of the C code to write; the fastest way counts."""
 
     def __init__(self, place: Any = None) -> None:
         super().__init__(place)
@@ -105,7 +105,7 @@ class Limit(Peer):
     def _run(
         self, jobs: list[ctypes.Array[Item]], update: int, how: tuple[int, ...], repeats: int
     ) -> list[float]:
-        """Time a case; push and pull of a pair take turns, as they do in a training loop."""
+        """Time a case; push and pull of a pair alternate, as in a training loop."""
         if len(jobs) == 1:
             return self._run_one(jobs[0], update, how, repeats)
         push, pull = jobs
@@ -151,7 +151,7 @@ def fill(item: Item, sources: list[Array], outs: list[Array]) -> None:
 
 
 def on_huge_pages(array: Array) -> Array:
-    """Copy to memory of its own at the start of a page, huge where the system has such pages."""
+    """Copy to separate memory at the start of a page, a huge page where the system has some."""
     memory = mmap.mmap(-1, max(array.nbytes, 1))
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -1,4 +1,4 @@
-"""kvstore itself, through its public face only."""
+"""kvstore itself, by its public methods only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.peers.base import Array, Peer, Unsupported
 
 
 def optimizer(name: str, rate: float = cases.LEARNING_RATE) -> kv.optimizer.Optimizer:
-    """Make the optimizer of a case; as in every peer the row-sparse kind touches the pushed rows only."""
+    """Make the optimizer of a case; as in all peers the row-sparse kind updates the pushed rows only."""
     rates: dict[str, Any] = {"learning_rate": rate, "lazy_update": True}
     if name == "sgd":
         return kv.optimizer.create("sgd", **rates)

@@ -1,4 +1,4 @@
-"""NumPy: what a careful user would write by hand, with every buffer allocated beforehand."""
+"""NumPy: the code of a careful user, with all buffers allocated in advance."""
 
 from __future__ import annotations
 
@@ -132,5 +132,5 @@ class _Adam:
 
 
 def corrected_rate(t: int) -> float:
-    """Adam's learning rate with the bias corrections of step `t`."""
+    """Return Adam's learning rate with the bias corrections of step `t`."""
     return cases.LEARNING_RATE * math.sqrt(1 - cases.BETA2**t) / (1 - cases.BETA1**t)

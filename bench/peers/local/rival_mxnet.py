@@ -1,4 +1,4 @@
-"""MXNet 1.9.1: the `local` store, in whichever way of calling it is fastest."""
+"""MXNet 1.9.1: the `local` store, in its fastest way of calling."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-# MXNet 1.9.1 still asks for names that NumPy 1.24 took away.
+# MXNet 1.9.1 uses names that NumPy 1.24 removed.
 for _name, _kind in {"bool": bool, "int": int, "float": float, "object": object}.items():
     if _name not in np.__dict__:
         setattr(np, _name, _kind)
@@ -31,7 +31,7 @@ def optimizer(name: str, rate: float = cases.LEARNING_RATE) -> Any:
 
 
 class MXNet(Peer):
-    """Waits for the results of every call, as a training loop does before it reads them."""
+    """Waits for the results of each call, as a training loop does before it reads them."""
 
     def prepare(self, case: LocalCase) -> list[Array]:
         if case.verb in cases.STREAMS:

@@ -1,4 +1,4 @@
-"""What rivals have in common that sum in place by an all-reduce, and then update in each worker."""
+"""Code of the rivals that sum in place by an all-reduce, and then update in each worker."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from bench.peers.local.plain import corrected_rate
 
 
 class AllReducePeer(GroupPeer):
-    """A worker that sums in place; each way is one to do that."""
+    """A worker that sums in place, in several ways."""
 
     def ways(self, values: list[Array], flat: Array) -> dict[str, Call]:
-        """Name the ways to sum arrays that are cuts of flat memory."""
+        """Return the ways to sum arrays that are views of flat memory."""
         raise NotImplementedError
 
     def prepare(self, case: SharedCase) -> list[Array]:
@@ -37,7 +37,7 @@ class AllReducePeer(GroupPeer):
 
 
 def stepper(case: SharedCase, data: Inputs, place: Place) -> tuple[str, Call]:
-    """Return what to call it, and the step that updates ``data.weights`` with ``data.values``."""
+    """Return the name and the function of the step that updates ``data.weights`` with ``data.values``."""
     if importlib.util.find_spec("torch") is None:
         return "then C loops", _compiled(case, data, place)
     return "then torch fused", _torch(case, data)
@@ -57,7 +57,7 @@ def _torch(case: SharedCase, data: Inputs) -> Call:
 
 
 def _compiled(case: SharedCase, data: Inputs, place: Place) -> Call:
-    """Over all tensors at once, which flatters it."""
+    """Return a step over all tensors at once, which favours the rival."""
     code, steps = place.gate.code, [0]
     states = [np.zeros_like(data.flat_weights) for _ in range(2)]
     names = ("LEARNING_RATE", "MOMENTUM", "WEIGHT_DECAY", "BETA1", "BETA2", "EPSILON")

@@ -1,4 +1,4 @@
-"""multiprocessing: queues, and a Manager's dict; the first worker adds up what all send."""
+"""multiprocessing: queues, and a Manager's dict; the first worker sums the values of all workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _tools: dict[str, Any] = {}
 
 
 class Central(GroupPeer):
-    """Send to the first worker; take the sum from it."""
+    """Send to the first worker; receive the sum from it."""
 
     def prepare(self, case: SharedCase) -> list[Array]:
         data = shared_cases.inputs(case, self.place.rank)
@@ -50,7 +50,7 @@ class Central(GroupPeer):
 
 
 class Queues(Central):
-    """One queue to the first worker, one back to each."""
+    """One queue to the first worker, and one from it to each worker."""
 
     def put(self, value: Array) -> None:
         _tools["queues"][0].put(value)
@@ -67,7 +67,7 @@ class Queues(Central):
             queue.put(value)
 
     def scale(self, factor: float) -> None:
-        """Wait until all have the sum: a queue pickles behind the caller's back."""
+        """Wait until all workers have the sum: a queue pickles in another thread."""
         self.place.gate.wait()
         super().scale(factor)
 
@@ -99,7 +99,7 @@ def _worker(claim: str, name: str, address: str, rank: int, workers: int) -> Non
 
 
 def main() -> None:
-    """Make the tools, then the workers, which inherit them."""
+    """Make the queues, then the workers, which inherit them."""
     die_with_parent()
     claim, name, address = sys.argv[1:4]
     workers = int(sys.argv[4])

@@ -1,4 +1,4 @@
-"""How the processes of each peer of the store between processes are started."""
+"""Starts the processes of each peer of the store between processes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _redis(setting: Setting, address: str, folder: str) -> Launch:
 
 
 def redis_server(python: str) -> str:
-    """Find the server beside the interpreter, or on the path."""
+    """Return the server in the interpreter's folder, or on the path."""
     return shutil.which(str(Path(python).parent / "redis-server")) or shutil.which("redis-server") or ""
 
 

@@ -1,6 +1,6 @@
-/* What the machine allows between processes, in C and with nothing around it.
+/* The limits between processes of this machine, in C and without anything else.
  *
- * Sums and updates of arrays that all processes have mapped: each does its share, with the loops of the local limit.
+ * Sums and updates of arrays that all processes have mapped: each computes its share, with the loops of the local limit.
  * Sums of private arrays through process_vm_readv and process_vm_writev. memcpy. Ping-pong of one line, of one futex.
  */
 #define _GNU_SOURCE
@@ -19,7 +19,7 @@ typedef struct {
     _Alignas(64) atomic_long at;
 } mark;
 
-/* All that one process needs. `work` is its share of the arrays; `own` is its whole array, which is rescaled before each
+/* The arguments of one process. `work` is its share of the arrays; `own` is its whole array, which is rescaled before each
  * repetition, as a training loop writes its gradients. */
 typedef struct {
     gate *gate;
@@ -35,7 +35,7 @@ typedef struct {
     float *remote[MAX_VALUES];
 } place;
 
-/* Every process writes its own line and reads the others'. */
+/* Each process writes its own line and reads the lines of the other processes. */
 static int meet(place *p)
 {
     double end = 0;
@@ -93,7 +93,7 @@ static int private(place *p)
     return meet(p);
 }
 
-/* One line goes from the first process to the second and back. */
+/* Move one line from the first process to the second and back. */
 static int ball(place *p)
 {
     double end = 0;
@@ -152,14 +152,14 @@ static int once(place *p, int kind, int update, int how)
     }
 }
 
-/* Let the other process fall asleep before a futex goes on its way. */
+/* Wait until the other process sleeps before a futex is woken. */
 static void idle(double seconds)
 {
     for (double end = gate_clock() + seconds; gate_clock() < end;)
         relax();
 }
 
-/* Undo the growth since the last time. */
+/* Undo the growth of the values since the last call. */
 static void rescale(place *p, long *since)
 {
     float factor = p->grows ? (float)pow(p->size, -(double)(p->calls - *since)) : 1.0f;
@@ -168,7 +168,7 @@ static void rescale(place *p, long *since)
         p->own[i] *= factor;
 }
 
-/* Seconds of each of `repeats` calls in chains of `links`, whose first call does not count; -1 when a peer is gone. */
+/* Measure `repeats` calls in chains of `links`, whose first call does not count; -1 if another process has ended. */
 int place_run(place *p, int kind, int update, int how, int links, int repeats, double *seconds, long *since)
 {
     for (int done = 0, count; done < repeats; done += count) {
@@ -189,7 +189,7 @@ int place_run(place *p, int kind, int update, int how, int links, int repeats, d
     return 0;
 }
 
-/* Let the other processes read and write this one's memory, where that is asked for. */
+/* Permit the other processes to read and write this process's memory, where Yama requires it. */
 void place_open(void)
 {
 #ifdef PR_SET_PTRACER

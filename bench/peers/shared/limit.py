@@ -1,4 +1,4 @@
-"""The compiled limits: bare C over memory that all processes map, or that they read of each other."""
+"""The compiled limits: bare C over memory that all processes map, or over the memory of other processes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _Compiled(GroupPeer):
         self.kept: list[Array] = []
 
     def begin(self, case: SharedCase, own: Array, kept: list[Array], ways: dict[str, Call]) -> None:
-        """Take a worker's own array, hold on to others, and make the first call in the first way."""
+        """Keep a worker's own array and the other arrays, and make the first call in the first way."""
         self.kept, self.variants, self.update = [own, *kept], ways, UPDATES.index(case.update)
         self.c.own, self.c.n, self.c.grows = own.ctypes.data, own.size, int(not case.update)
         self.c.calls = self.since.value = 0
@@ -73,7 +73,7 @@ class _Compiled(GroupPeer):
         failed = self.code.place_run(where, self.kind, self.update, how, links, repeats, seconds, since)
         self.cpu = process_time() - begin
         if failed:
-            raise TimeoutError("another worker has gone, or its memory is out of reach")
+            raise TimeoutError("another worker has ended, or its memory is not accessible")
         return list(seconds)
 
     how = ORDINARY
@@ -90,7 +90,7 @@ class _Compiled(GroupPeer):
 
 
 class Kept(_Compiled):
-    """Arrays that all processes map, in place; beside the sums a copy is written that a store can keep."""
+    """Arrays that all processes map, in place; a copy of the sums is written, as in a store."""
 
     keeps = 1
 
@@ -142,7 +142,7 @@ class Bare(Kept):
 
 
 class Private(_Compiled):
-    """Ordinary arrays, read and written by the others through the kernel, block by block."""
+    """Ordinary arrays, read and written by the other processes through the kernel, block by block."""
 
     kind = PRIVATE
 
@@ -165,7 +165,7 @@ class Private(_Compiled):
 
 
 class Memcpy(_Compiled):
-    """Each process copies its own array once: not a sum, a measure."""
+    """Each process copies its own array once, without a sum."""
 
     kind = MEMCPY
 
@@ -190,7 +190,7 @@ class Line(_Compiled):
 
 
 class Futex(Line):
-    """The same, each asleep when the line arrives: 50 microseconds pass before each trip, uncounted."""
+    """The same with sleeping processes: 50 microseconds before each trip are not counted."""
 
     kind = FUTEX
 
@@ -216,4 +216,4 @@ def common(place: Place, count: int, n: int) -> list[Array]:
 
 
 def _nothing() -> None:
-    """Nothing to set."""
+    """Set nothing."""

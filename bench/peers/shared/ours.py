@@ -1,4 +1,4 @@
-"""kvstore's `shared` store, through its public face only."""
+"""kvstore's `shared` store, by its public methods only."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def _reduce(tensors: list[Any]) -> None:
 
 
 def _build(place: Place) -> Any:
-    """Compile the operator, or load what was compiled; one worker after the other."""
+    """Compile the operator, or load the compiled operator; one worker after the other."""
     from deepspeed.ops.op_builder import ShareMemCommBuilder
 
     module = None
@@ -52,7 +52,7 @@ def _build(place: Place) -> Any:
 
 
 def _forget_names(port: int, rank: int) -> None:
-    """Unlink what the operator leaves in /dev/shm; it stays mapped."""
+    """Unlink the operator's names in /dev/shm; the memory stays mapped."""
     name = f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1_{port}_{rank}"
     with contextlib.suppress(OSError):
         (Path("/dev/shm") / name).unlink()

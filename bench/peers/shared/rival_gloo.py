@@ -1,4 +1,4 @@
-"""torch.distributed with gloo: what the torch wheel gives on one machine, TCP over loopback."""
+"""torch.distributed with gloo: in the torch wheel it is TCP over loopback on one machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GlooWays:
         dist.init_process_group("gloo", store=store, timeout=limit, **where)
 
     def ways(self, values: list[Array], memory: Array) -> dict[str, Call]:
-        """Sum arrays that are cuts of flat memory, in each way that a user might choose."""
+        """Return the ways to sum arrays that are views of flat memory."""
         tensors, flat = [torch.from_numpy(value) for value in values], torch.from_numpy(memory)
         found = {"a call for each key": all_of([partial(dist.all_reduce, tensor) for tensor in tensors])}
         if len(tensors) > 1:

@@ -15,7 +15,7 @@ class MPIWays:
     """The ways of a worker that ``mpiexec`` of the environment of mpi4py has started."""
 
     def ways(self, values: list[Array], flat: Array) -> dict[str, Call]:
-        """Name the ways to sum arrays that are cuts of flat memory."""
+        """Return the ways to sum arrays that are views of flat memory."""
         found = {"a call for each key": partial(_reduce, [[value, MPI.FLOAT] for value in values])}
         return found | ({"flat": partial(_reduce, [[flat, MPI.FLOAT]])} if len(values) > 1 else {})
 

@@ -1,4 +1,4 @@
-"""MXNet 1.9.1: `dist_sync` with one server over loopback. Another mechanism, the same use."""
+"""MXNet 1.9.1: `dist_sync` with one server over loopback. The mechanism differs, the use is the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.peers.local.rival_mxnet import mx, optimizer
 
 
 class DistSync(GroupPeer):
-    """Push, then pull, of all keys; and key by key. Its arrays are its own."""
+    """Push, then pull, of all keys; and key by key. Its arrays are MXNet's."""
 
     store: Any = None
 

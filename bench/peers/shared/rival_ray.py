@@ -1,4 +1,4 @@
-"""Ray: worker actors send to one that adds up, and take the sum; a driver asks for each step."""
+"""Ray: worker actors send to an actor that sums, and receive the sum; a driver requests each step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bench.peers.group.link import Place
 
 
 class Worker:
-    """Its value, and what it does with it in a step."""
+    """The value of a worker, and its steps."""
 
     def __init__(self, fields: dict[str, Any], rank: int) -> None:
         data = shared_cases.inputs(SharedCase.from_json(fields), rank)

@@ -1,4 +1,4 @@
-"""Redis over a Unix socket: workers set their bytes, the first one adds up and sets the sum."""
+"""Redis over a Unix socket: workers set their bytes, the first worker sums and sets the sum."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.peers.shared.forked import Central
 
 
 class Redis(Central):
-    """SET and GET for the bytes, lists for the news that they are there."""
+    """SET and GET for the bytes, lists for the notifications."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)

@@ -1,8 +1,8 @@
-/* What two workers of one host need to average their gradients, in C: no store, no keys, no losses.
+/* The average of the gradients of two workers of one host, in C: no store, no keys, no detection of losses.
  *
- * Block by block, each worker owner of one half of it: in one step they copy the other's half of block k where the
- * other sees it, average their own half of block k - 1, and copy the average of block k - 2 back. So each number is
- * read from memory once and written once, and the rest happens in caches. */
+ * Block by block; each worker owns one half of each block. In one step a worker copies the other worker's half of block k
+ * to shared memory, averages its own half of block k - 1, and copies the average of block k - 2 back. So each number is
+ * read from memory once and written once; all other accesses are in caches. */
 #include "../group/gate.h"
 #include <stddef.h>
 #include <string.h>
@@ -12,10 +12,10 @@ enum { SLOTS = 3 };
 typedef struct {
     gate *gate;
     int rank;
-    ptrdiff_t tensors, numbers, block; /* how many arrays; how many numbers they have in all, and a block has */
+    ptrdiff_t tensors, numbers, block; /* number of arrays; of all their numbers; of the numbers of a block */
     float *const *arrays;
-    const ptrdiff_t *ends; /* of each array, in numbers from the beginning of the first */
-    float *shared;         /* for each worker SLOTS halves of blocks */
+    const ptrdiff_t *ends; /* end of each array, in numbers from the beginning of the first array */
+    float *shared;         /* SLOTS halves of blocks for each worker */
 } pair;
 
 enum act { GIVE, AVERAGE, TAKE };
@@ -31,7 +31,7 @@ static void act_on(enum act act, float *restrict mine, float *restrict shared, p
             mine[i] = shared[i] = 0.5f * mine[i] + 0.5f * shared[i];
 }
 
-/* Act on numbers from..end of all arrays as if they were one; *at is an array that is not behind `from`. */
+/* Process the numbers from..end of all arrays as one array; *at is an array that does not begin after `from`. */
 static void walk(const pair *p, enum act act, ptrdiff_t *at, ptrdiff_t from, ptrdiff_t end, float *shared)
 {
     while (from < end) {
@@ -56,7 +56,7 @@ static void act_on_half(const pair *p, enum act act, ptrdiff_t *at, ptrdiff_t k)
         walk(p, act, at, from, middle, shared);
 }
 
-/* Replace the numbers of both workers by their mean; 0 if it went well. */
+/* Replace the numbers of both workers by their mean; return 0 on success. */
 int pair_average(const pair *p)
 {
     ptrdiff_t blocks = (p->numbers + p->block - 1) / p->block, at[3] = {0};

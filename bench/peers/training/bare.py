@@ -1,4 +1,4 @@
-"""The limit of an exchange on one host: two workers average their gradients in C, when all are there."""
+"""The limit of an exchange on one host: two workers average their gradients in C, after the backward pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.peers.group.link import Place
 from bench.peers.shared.limit import common
 
 GATE = 1024  # its place in the group's shared page, behind the barrier
-_BLOCK, _SLOTS = 64 * KB, 3  # numbers of a block; how many a worker has half of in shared memory
+_BLOCK, _SLOTS = 64 * KB, 3  # numbers of a block; blocks of which a worker has half in shared memory
 
 
 class _Pair(ctypes.Structure):
@@ -43,17 +43,17 @@ class Averaging:
         self.zero_grad = rule.zero_grad
 
     def exchange(self) -> None:
-        """Average the gradients where they are.
+        """Average the gradients in place.
 
         Raises
         ------
         TimeoutError
-            The other worker has gone.
+            The other worker has ended.
         """
         gradients = [_of(parameter) for parameter in self._parameters]
         self._arrays[:] = [gradient.data_ptr() for gradient in gradients]
         if self._code.pair_average(ctypes.byref(self._pair)):
-            raise TimeoutError("the other worker has gone")
+            raise TimeoutError("the other worker has ended")
 
     def step(self) -> None:
         self.exchange()
@@ -63,5 +63,5 @@ class Averaging:
 def _of(parameter: torch.Tensor) -> torch.Tensor:
     gradient = parameter.grad
     if gradient is None or not gradient.is_contiguous() or gradient.dtype != torch.float32:
-        raise AssertionError("a gradient of float32 in the order of its indices is what C can read")
+        raise AssertionError("gradients must be contiguous float32")
     return gradient

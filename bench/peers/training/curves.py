@@ -1,4 +1,4 @@
-"""Losses over the steps of a small model, trained by each way from several seeds: a program for every worker.
+"""Losses over the steps of a small model, trained in each way from several seeds: the program of a worker.
 
 The model learns to read scikit-learn's digits, as in ``kvstore demo``.
 """
@@ -30,7 +30,7 @@ _PATIENCE = 60.0
 
 
 def main() -> None:
-    """Train, and let rank 0 write what came of it where the command line says."""
+    """Train; rank 0 writes the losses to the path on the command line."""
     target, wanted = sys.argv[3], Curves.from_json(json.loads(sys.argv[4]))
     rank = int(os.environ["KVSTORE_RANK"])
     torch.set_num_threads(1)
@@ -74,7 +74,7 @@ def _batches(data: Data, size: int, random: torch.Generator) -> Iterator[Batch]:
 
 
 def _size(model: nn.Module, batch: Batch) -> float:
-    """Root mean square of the first gradients of all workers: what one can measure before."""
+    """Return the root mean square of the first gradients of all workers, known before the training."""
     nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
     gradients = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()

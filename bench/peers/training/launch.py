@@ -1,4 +1,4 @@
-"""How the workers that train are started."""
+"""Starts the workers that train."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from bench.peers.shared.launch import SharedGroup
 from bench.runner import compiled
 from kvstore.observe.bench.worker_group import PeerFailure, end_process
 
-_PATIENCE = 900.0  # seconds for all trainings whose losses are compared
+_PATIENCE = 900.0  # seconds for all trainings with compared losses
 
 
 class OneHost(SharedGroup):
     """Two processes with torch, gloo and `shared` stores, which train in the requested way."""
 
-    fresh = ("torch",)  # what a model took is given back with the process
+    fresh = ("torch",)  # the memory of a model is freed with the process
 
     def codes(self) -> tuple[Path, Path]:
         return super().codes()[0], compiled.build(Path(__file__).with_name("average.c"))
 
     def column(self, variant: str) -> str:
-        """Each way is a column."""
+        """Return the variant: each way is a column."""
         return variant
 
 
@@ -40,19 +40,19 @@ class TwoHosts(HostsGroup):
     entry = Entry("ours", "workers that train")
 
     def column(self, variant: str) -> str:
-        """Each way is a column."""
+        """Return the variant: each way is a column."""
         return variant
 
     def plan(self, address: str, folder: str) -> Launch:
         return self._on_hosts(self._worker(address), folder)
 
     def losses(self, wanted: Curves) -> list[dict[str, Any]]:
-        """Run the program of `curves.py` in a job of its own, and return what it found.
+        """Run the program of `curves.py` in a separate job, and return its losses.
 
         Raises
         ------
         PeerFailure
-            It failed, or has not ended in a quarter of an hour.
+            It failed, or did not end within 15 minutes.
         """
         with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as folder:
             target = Path(folder) / "losses"

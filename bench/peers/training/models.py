@@ -1,4 +1,4 @@
-"""Models that are trained, and their batches: made numbers, as the time does not depend on them."""
+"""Models and their batches: generated numbers, as the time does not depend on them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make(name: str, seed: int = 0) -> nn.Module:
 
 
 def twin(name: str, model: nn.Module) -> nn.Module:
-    """Make another such model whose weights lie in the same memory."""
+    """Make a second model whose weights are in the same memory."""
     with torch.device("meta"):
         other: nn.Module = MODELS[name][0]()
     other.load_state_dict(model.state_dict(), assign=True)
@@ -67,7 +67,7 @@ class Transformer(nn.Module):
         self.layers = _layers(layers, width, heads, norm_first=True, activation="gelu")
         self.norm = nn.LayerNorm(width)
         for table in (self.tokens, self.places):
-            nn.init.normal_(table.weight, std=0.02)  # as it is the output layer, too
+            nn.init.normal_(table.weight, std=0.02)  # because it is also the output layer
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         length = ids.shape[1]
@@ -78,7 +78,7 @@ class Transformer(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions beside a shortcut; the parameters are in ResNet-50's order."""
+    """Three convolutions and a shortcut; the parameters are in ResNet-50's order."""
 
     def __init__(self, width: int, inner: int, stride: int, first: bool) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def _texts(tokens: int, length: int) -> Callable[[int, torch.Generator], Batch]:
     return made
 
 
-#: How each is made, and its batches. The names are those of `bench.cases.training`.
+#: The constructor of each model, and its batches. The names are those of `bench.cases.training`.
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, torch.Generator], Batch]]] = {
     "digits": (_digits, _rows(64)),
     "encoder": (Encoder, _rows(32, 256)),

@@ -1,4 +1,4 @@
-"""Ways to train a model in PyTorch: each makes a step, and the exchange of a step by itself."""
+"""Ways to train a model in PyTorch: each has a step, and the exchange of a step alone."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Ways:
     threshold : float
         Of 2bit.
     place : Place, optional
-        Where this worker stands; for the way in C.
+        The place of this worker; for the way in C.
     """
 
     def __init__(
@@ -117,19 +117,19 @@ class Ways:
     def _store(self, model: nn.Module) -> Way:
         rule = kv.optimizer.SGD(learning_rate=self._rate, momentum=MOMENTUM)
         way = self._distributed(model, self._open(), rule)
-        # Other ways change the model, too; the store keeps the weights of this one.
+        # Other ways also change the model; the store keeps the weights of this way.
         note = way.rule.note_weights
         return Way(_after(note, way.step), way.rule, _after(note, way.exchange))
 
     def _distributed(self, model: nn.Module, store: kv.KVStore, rule: Any = None) -> Way:
         inner, named = rule or self._sgd(model), model.named_parameters()
-        # Not compared: ways share the weights, and the way without exchange leaves each worker other ones.
+        # Not compared: ways share the weights, which differ by worker after the way without exchange.
         options = {"update_on_kvstore": rule is not None, "check_every": 0}
         outer = DistributedOptimizer(inner, named, store, **options)
         return self._way(model, outer, lambda: _synchronize(model, outer))
 
     def _sgd(self, model: nn.Module) -> Any:
-        """Make torch's, whose states lie in the same memory for all ways."""
+        """Make torch's SGD; all ways share the memory of its states."""
         parameters = list(model.parameters())
         self._momenta = self._momenta or [torch.zeros_like(parameter) for parameter in parameters]
         rule = torch.optim.SGD(parameters, lr=self._rate, momentum=MOMENTUM)
@@ -161,7 +161,7 @@ class Ways:
             allreduce_hook(state, bucket)
 
     def _all_reduce(self) -> None:
-        """Average as DistributedDataParallel does, in the memory of the other one's buckets."""
+        """Average as DistributedDataParallel does, in the memory of its buckets."""
         works = []
         for bucket in self._buckets:
             bucket.memory.div_(dist.get_world_size())
@@ -171,7 +171,7 @@ class Ways:
 
 
 def _parallel(model: nn.Module) -> Any:
-    """Wrap a model at its best: gradients lie in the buckets, and only they are exchanged."""
+    """Wrap a model with the fastest options: gradients are views of buckets, and only they are sent."""
     return DistributedDataParallel(model, forward_sync_buffers=False, gradient_as_bucket_view=True)
 
 
@@ -187,7 +187,7 @@ def _after(first: Call, call: Call | None) -> Call:
 
 
 def _synchronize(model: nn.Module, rule: DistributedOptimizer) -> None:
-    """Exchange the gradients of the step before once more."""
+    """Exchange the gradients of the previous step again."""
     gradients = [parameter.grad for parameter in model.parameters()]
     rule.zero_grad()
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
@@ -196,14 +196,14 @@ def _synchronize(model: nn.Module, rule: DistributedOptimizer) -> None:
 
 
 def sample(model: nn.Module) -> torch.Tensor:
-    """Copy about a million weights, of all tensors."""
+    """Return a copy of about a million weights, of all tensors."""
     tensors = list(model.parameters())
     every = max(1, sum(tensor.numel() for tensor in tensors) >> 20)
     return torch.cat([tensor.detach().flatten()[::every].clone() for tensor in tensors])
 
 
 def compare(way: str, change: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
-    """Make sure that a way has changed the weights as DistributedDataParallel with gloo has.
+    """Check that a way has changed the weights as DistributedDataParallel with gloo has.
 
     Raises
     ------
@@ -212,4 +212,4 @@ def compare(way: str, change: torch.Tensor, expected: torch.Tensor, tolerance: f
     """
     share = float((change - expected).norm() / expected.norm())
     if way in EXACT and not share <= tolerance:
-        raise AssertionError(f"{WAYS[way]} has changed other weights than {WAYS['gloo']}: by {share:.2g}")
+        raise AssertionError(f"{WAYS[way]} has other changes of weights than {WAYS['gloo']}: by {share:.2g}")

@@ -18,16 +18,16 @@ from bench.peers.group.link import Place
 from bench.peers.training import models
 from bench.peers.training.ways import Way, Ways, compare, sample
 
-#: How much the weights may differ after each of the first steps. DistributedDataParallel makes its buckets
-#: anew in the second, and a network that has learnt nothing can make a rounding error 10,000 times as large.
+#: The greatest difference of weights after each of the first steps. DistributedDataParallel makes its buckets
+#: again in the second, and an untrained network can increase a rounding error by a factor of 10,000.
 _TOLERANCES = (1e-3, 5e-2)
 _PATIENCE = 120.0  # seconds, for a step of the largest model on the slowest link
 
 
 class Training(GroupPeer):
-    """Each way is a variant, and so is each exchange by itself; a turn is some calls, after a barrier.
+    """Each way is a variant, and each exchange alone is another; a turn is some calls, after a barrier.
 
-    The weights of all ways lie in the same memory, and so do momenta: large models fit.
+    The weights of all ways share memory, and so do the momenta, so that large models fit.
     """
 
     case_type = TrainingCase

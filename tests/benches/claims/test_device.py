@@ -66,7 +66,7 @@ def test_the_page(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "| a case | 12 µs | 12.5 µs (plan) | 0.96 [0.96-0.96] |" in page
     assert "plan 7 µs, push 30 µs, plan.refresh 5 µs" in page
     assert "rival (wrong result!) 25 µs: 2.00 [1.60-2.40]" in page
-    assert "| a case | beside rival | 2.00 | ≥ 1.9 | yes |" in page
+    assert "| a case | compared with rival | 2.00 | ≥ 1.9 | yes |" in page
 
 
 def test_a_trial_on_the_processor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,7 @@ def test_keys_and_requests_are_measured_in_turns(tmp_path: Path, monkeypatch: py
     )
     page = (tmp_path / "keys.md").read_text()
     assert "| 50 |" in page
-    assert "beside 1 busy processes" in page
+    assert "with 1 other busy processes" in page
     assert "| requests, 3 workers, 5 keys of 4 KB | kvstore, tcp | pushpull |" in page
 
 

@@ -105,7 +105,7 @@ def test_a_peer_says_what_it_does_not_do() -> None:
             pytest.skip(str(error))
         peer = stack.enter_context(HostsGroup(claim.CLAIM.settings([case])[0]))
         peer.start_prepare(case)
-        assert peer.finish_prepare() == "a host of one worker sums nothing"
+        assert peer.finish_prepare() == "a host of one worker has no sum"
 
 
 def test_cases_are_picked_by_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ def test_every_kind_of_case_has_its_row(tmp_path: Path) -> None:
     page = claim.page(found, 1.0)
     for case in SMALL:
         assert f"\n| {case.name} |" in page
-    assert "all 7 go on" in page
+    assert "all 7 continue" in page
     assert "PeerLostError in 8" in page
     read = json.loads(claim.to_json(found, 1.0))
     assert [one["case"] for one in read["cases"]] == [case.name for case in SMALL]

@@ -102,7 +102,7 @@ def test_the_page_has_ratios_what_is_hidden_and_goals() -> None:
     )
     assert "torch 2, kvstore 0." in page
     assert "DDP over MPI is missing" in page
-    assert "others were busy" in page
+    assert "other processes were busy" in page
 
 
 def test_a_goal_is_asked_only_where_rivals_miss_it() -> None:
