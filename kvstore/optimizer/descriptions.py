@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+
+if TYPE_CHECKING:  # the scheduler uses texts only, and imports no optimizer
+    from .optimizer import Optimizer
 
 _SHOWN = 3  # differences in an error
 _LONGEST = 80  # characters of a value in an error
@@ -14,17 +17,7 @@ _TABLES = ("lr_mult", "wd_mult", "param_idx2name")
 _MISSING: Any = object()
 
 
-class Describable(Protocol):
-    """An optimizer; the scheduler uses its texts only, and imports no optimizer."""
-
-    def describe(self) -> dict[str, Any]:
-        """Return its name and its settings."""
-
-    def described(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return its settings with these names."""
-
-
-def text_of(optimizer: Describable) -> str:
+def text_of(optimizer: Optimizer) -> str:
     """Return the name and the settings of an optimizer as JSON; equal optimizers have equal texts.
 
     Raises
@@ -42,7 +35,7 @@ def text_of(optimizer: Describable) -> str:
     return json.dumps(described, sort_keys=True)
 
 
-def changes_of(optimizer: Describable, changes: Iterable[str]) -> str:
+def changes_of(optimizer: Optimizer, changes: Iterable[str]) -> str:
     """Return the settings with these names as JSON, as in `text_of`: a record of changes.
 
     Raises
@@ -50,8 +43,7 @@ def changes_of(optimizer: Describable, changes: Iterable[str]) -> str:
     ConfigError
         JSON cannot represent a setting.
     """
-    config = optimizer.described(changes)
-    return json.dumps(config, sort_keys=True)
+    return json.dumps(optimizer.described(changes), sort_keys=True)
 
 
 def changed(text: str, changes: str) -> str:

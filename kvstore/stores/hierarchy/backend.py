@@ -550,10 +550,6 @@ class HierarchyBackend(Backend):
         """Change settings of the optimizer, from this worker's next push of each key on."""
         self._between_rounds(partial(self._flat.configure, changes))
 
-    def set_learning_rate(self, lr: float) -> None:
-        """Change the learning rate; see `configure`."""
-        self._between_rounds(partial(self._flat.set_learning_rate, lr))
-
     def _between_rounds(self, change: Callable[[], None]) -> None:
         """Change settings after the rounds that this worker has pushed into; carriers then use them."""
         self._check_writing()

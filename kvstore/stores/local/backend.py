@@ -380,10 +380,6 @@ class LocalBackend(Backend):
         """Change settings of the optimizer."""
         self._updater_set().optimizer.configure(**changes)
 
-    def set_learning_rate(self, lr: float) -> None:
-        """Change the learning rate of the optimizer."""
-        self._updater_set().optimizer.set_learning_rate(lr)
-
     def gather_states(self) -> Updater:
         """Return the optimizer with its states: live, except those of tables that lack rows."""
         updater = self._updater_set()

@@ -94,17 +94,9 @@ class OptimizerVersions:
     def from_description(cls, described: list[dict[str, Any]]) -> OptimizerVersions:
         """Return the versions that `described` has written."""
         versions = cls()
-        versions._versions = [
-            OptimizerVersion(
-                int(one["version"]),
-                int(one["era"]),
-                _optimizer_of(one["text"]),
-                one["text"],
-                int(one["epoch"]),
-                bool(one.get("keeps")),
-            )
-            for one in described
-        ]
+        for one in described:
+            settings = SettingsAt(one["era"], one["text"], one["epoch"], bool(one.get("keeps")))
+            versions.put(versions.made(int(one["version"]), settings))
         return versions
 
 
@@ -151,9 +143,15 @@ class OptimizerState(UpdateCounts):
         """Return the updater, with these settings; another generation begins with fresh states."""
         assert settings.optimizer is not None
         if self.updater is None or self.generation != settings.generation:
-            self.updater, self.generation = Updater(settings.optimizer), settings.generation
-            self.updates = self.num_update = 0
+            return self.restart(settings, 0, 0)
         self.updater.optimizer = settings.optimizer
+        return self.updater
+
+    def restart(self, settings: OptimizerVersion, updates: int, num_update: int) -> Updater:
+        """Begin with these counts and no states, in the settings' generation, and return the updater."""
+        assert settings.optimizer is not None
+        self.updater, self.generation = Updater(settings.optimizer), settings.generation
+        self.updates, self.num_update = updates, num_update
         return self.updater
 
     def current(self, settings: OptimizerVersion) -> Updater | None:

@@ -301,13 +301,7 @@ class DistBackend(Backend):
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Change settings of the optimizer, from this worker's next push of each key on."""
-        self._optimizer.change(lambda optimizer: optimizer.configure(**changes), changes, self._pushes.place)
-
-    def set_learning_rate(self, lr: float) -> None:
-        """Change the rate; see `configure`."""
-        self._optimizer.change(
-            lambda optimizer: optimizer.set_learning_rate(lr), ["learning_rate"], self._pushes.place
-        )
+        self._optimizer.configure(changes, self._pushes.place)
 
     def gather_states(self) -> Updater:
         """Fetch the optimizer's states from the servers."""

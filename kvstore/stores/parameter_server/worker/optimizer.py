@@ -7,14 +7,14 @@ a schedule is sent with each push, so that no server has to know what other work
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ....arrays.grouping import Key
 from ....errors import ConfigError, StateFileError
 from ....optimizer import Optimizer, Updater
-from ....optimizer.descriptions import changes_of, conflict, text_of
+from ....optimizer.descriptions import changes_of, text_of
 from ....optimizer.settings_log import CONFIGURE, COUNTS, NONE, OPTIMIZER, STEPS
 from ....optimizer.update_clock import UpdateClock
 from ...entry import Array
@@ -65,14 +65,14 @@ class WorkerOptimizer:
         self.learn(answer.version)
         self.updater, self.clock = None, UpdateClock(epoch=answer.epoch)
 
-    def change(self, change: Callable[[Optimizer], None], names: Iterable[str], place: int) -> None:
+    def configure(self, changes: Mapping[str, Any], place: int) -> None:
         """Change settings, from this worker's next push of each key on.
 
         Once there are states, their structure cannot change.
         """
         own = self._copy()
-        change(own)
-        self._adopt(self._ask(CONFIGURE, changes_of(own, names), self.ordinal, place), own)
+        own.configure(**changes)
+        self._adopt(self._ask(CONFIGURE, changes_of(own, changes), self.ordinal, place), own)
 
     def _copy(self) -> Optimizer:
         assert self.updater is not None
@@ -99,14 +99,7 @@ class WorkerOptimizer:
 
     def _ask(self, kind: str, text: str, ordinal: int, place: int) -> m.Answer:
         settings = partial(m.Settings, kind=kind, ordinal=ordinal, text=text, place=place)
-        try:
-            return self._client.request(settings, f"the settings of {kind}")
-        except ConfigError as error:
-            there = m.optimizer_there(str(error))
-            if there is None:
-                raise
-            rank, theirs = there
-            raise ConfigError(conflict(theirs, rank, text, self._client.rank)) from error
+        return self._client.request(settings, f"the settings of {kind}")
 
     def _adopt(self, answer: m.Answer, optimizer: Optimizer) -> None:
         """Use the settings that hold for all: another worker may have changed more than this worker."""
@@ -115,9 +108,7 @@ class WorkerOptimizer:
 
     def _use(self, text: str) -> None:
         if self.updater is None or text != self._text:
-            described = json.loads(text)
-            self.updater = Updater(Optimizer.from_config(described["name"], described["config"]))
-            self._text = text
+            self.updater, self._text = Updater(Optimizer.from_config(**json.loads(text))), text
 
     def joined(self, found: CollectStates) -> Updater:
         """Join the states from the servers, in the form of a store of one process."""
