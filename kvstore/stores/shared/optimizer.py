@@ -8,10 +8,9 @@ are applied to the description one after the other, each to the optimizer that i
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -93,7 +92,8 @@ class JobUpdater:
 
     def check(self, handle: Handle) -> None:
         """Raise DTypeError if the key's weight cannot be updated."""
-        check_floating(handle, None if handle.is_side else self.updater)
+        if self.updater is not None and not handle.is_side:
+            check_floating(handle, self.updater.optimizer)
 
     # --------------------------------------------------------------------------------------- settings
 
@@ -108,9 +108,9 @@ class JobUpdater:
             if shm.mode(self._job) < mode:
                 shm.set_settings(self._job, b"")
                 shm.set_mode(self._job, mode)
-        self.updater, self._call, self._mode = None, updater, mode
+        self.updater, self._call = None, updater
         shm.begin_counts(self._job, 0, 0, 0)
-        shm.note_mode(self._job, mode, True)
+        self._note_mode(mode)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Install an optimizer, or find an equal one installed."""
@@ -280,12 +280,11 @@ class JobUpdater:
 
     def _plan(self, handle: Handle) -> None:
         assert self.updater is not None
-        with self.counting(handle) as count:
-            weight = handle.value()
-            self.bring_state(handle, weight)
-            rule, params, master, states = self.updater.plan(handle.key, weight)
-            self.note_state(handle)
-            shm.publish_work(handle, rule, params, master, list(states), count())
+        count, weight = self.begin_update(handle), handle.value()
+        self.bring_state(handle, weight)
+        rule, params, master, states = self.updater.plan(handle.key, weight)
+        self.note_state(handle)
+        shm.publish_work(handle, rule, params, master, list(states), count())
 
     def _do(self, handle: Handle) -> None:
         merged, weight = pages.empty(handle.shape, handle.dtype), handle.value(other=True)
@@ -299,23 +298,19 @@ class JobUpdater:
             self._call(handle.key, merged, weight)
             shm.close_opened(handle, True)
             return
-        with self.counting(handle) as count:
-            self.bring_state(handle, weight)
-            handle.note_undo([(array, None) for array in self.state_arrays(handle)])
-            self.updater(handle.key, merged, weight)
-            self.note_state(handle)
-            shm.close_opened(handle, True, count())
+        count = self.begin_update(handle)
+        self.bring_state(handle, weight)
+        handle.note_undo([(array, None) for array in self.state_arrays(handle)])
+        self.updater(handle.key, merged, weight)
+        self.note_state(handle)
+        shm.close_opened(handle, True, count())
 
     def apply(self, handle: Handle, merged: Any, weight: Array) -> None:
         """Call the updater on a given sum and weight."""
         (self.updater or self._call)(handle.key, merged, weight)  # type: ignore[misc]
 
-    @contextlib.contextmanager
-    def counting(self, handle: Handle) -> Iterator[Callable[[], int]]:
-        """Set the optimizer's counts to those of the job.
-
-        Yield a function that returns the key's new count.
-        """
+    def begin_update(self, handle: Handle) -> Callable[[], int]:
+        """Set the optimizer's counts to those of the job; return a function for the key's new count."""
         self._refresh()
         assert self.updater is not None
         optimizer = self.updater.optimizer
@@ -330,7 +325,7 @@ class JobUpdater:
             shm.raise_num_update(self._job, optimizer.num_update)
             return counts.get(handle.key, 0)
 
-        yield new
+        return new
 
     # ------------------------------------------------------------------------------------------ states
 

@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
-
 from ....arrays.grouping import Key
-from ....errors import ConfigError, DTypeError, KVStoreError, StateFileError, UpdaterError
+from ....errors import ConfigError, KVStoreError, StateFileError, UpdaterError
 from ....optimizer import Optimizer, Updater
 from ....optimizer.builtin import arrays_of
 from ....optimizer.optimizer import State as Tree
@@ -201,14 +199,6 @@ def refuse_parts(optimizer: Optimizer | None, key: Key) -> NoReturn:
         f"{_rule_name(optimizer)} needs whole tensors, and key {key!r} is spread over several servers; set "
         "the optimizer on every worker (the lowest rank moves such keys to one server), or start one server"
     )
-
-
-def check_dtype(settings: OptimizerVersion, key: Key, dtype: np.dtype[Any]) -> None:
-    """Raise DTypeError for an optimizer on integers, which have no gradient."""
-    if settings.optimizer is not None and dtype.kind in "iu":
-        raise DTypeError(
-            f"key {key!r} holds {dtype}; {_rule_name(settings.optimizer)} updates floating-point weights only"
-        )
 
 
 def explained(error: Exception, settings: OptimizerVersion, key: Key, server: int) -> Exception:

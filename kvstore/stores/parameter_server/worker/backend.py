@@ -122,15 +122,6 @@ class DistBackend(Backend):
         """Reads values."""
         return self._pulls
 
-    def learn(self, newest: m.Answer) -> None:
-        """Record the settings that all workers agree on at a barrier."""
-        self._optimizer.learn_all(newest)
-
-    @property
-    def settings_version(self) -> int:
-        """The version of the optimizer's settings that is sent with this worker's pushes."""
-        return self._optimizer.version
-
     def observe(self, counters: Counters) -> None:
         """Count values that are sent and received."""
         self._client.observe(counters)

@@ -259,7 +259,7 @@ def test_another_optimizer_is_refused_and_changes_nothing() -> None:
     there = list(job.told)
     for kind, text in (("optimizer", described(256)), ("none", "")):
         asked = m.Settings(9, 0, kind, 1, text, 3)
-        with pytest.raises(ConfigError, match="optimizers of two workers differ.*on worker 0 .* on worker 1"):
+        with pytest.raises(ConfigError, match=r"two workers differ.*on worker 0 .* on worker 1"):
             job.table.request_change(1, asked, set(SERVERS))
     assert (job.told, job.table.immediate_answers()) == (there, [])
 
