@@ -185,15 +185,6 @@ class JobUpdater:
         begin = self.updater.optimizer.begin_num_update
         shm.begin_counts(self._job, self._epoch, begin, max(begin, shm.num_update(self._job)))
 
-    def _record(self, text: str, place: int) -> None:
-        """Record that a checkpoint has set the update counts, and perhaps the optimizer, at a position."""
-
-        def loaded(there: _Settings) -> _Settings:
-            epoch = there.epoch if there.place == place else there.epoch + 1
-            return there._replace(now=text or there.now, epoch=epoch, place=place)
-
-        self._amend(loaded)
-
     def _amend(self, change: Callable[[_Settings], _Settings]) -> None:
         """Change the description in the region, if it is of the optimizer that this worker knows."""
         with shm.RegionLock(self._job):
@@ -252,8 +243,8 @@ class JobUpdater:
             self._gpus.use().ipc.carry_out(handle, on_gpu, ranks)
         elif shm.opened_with_rows(handle):
             rows.carry_out(handle)
-        elif self._may_update_in_place(handle):
-            self._plan(handle)
+        elif self.updater is not None and self.updater.optimizer.fused and not shm.opened_privately(handle):
+            self._plan(handle)  # all parts outlive their workers: an update that has begun must end
         else:
             self._do(handle)
 
@@ -268,12 +259,6 @@ class JobUpdater:
     def _enter_update(self, handle: Handle) -> None:
         phase = UPDATING if shm.mode(self._job) & 1 else SUMMING
         self._job.enter(phase, handle, handle.complete + 1, handle.nbytes)
-
-    def _may_update_in_place(self, handle: Handle) -> bool:
-        """Return whether all parts outlive their workers: an update that has begun must end."""
-        if self.updater is None or not self.updater.optimizer.fused:
-            return False
-        return not shm.opened_privately(handle)
 
     def _name(self) -> str:
         return "the updater" if self.updater is None else type(self.updater.optimizer).__name__
@@ -433,7 +418,13 @@ class JobUpdater:
                 handle.put_record(records.get(handle.key, 0))
             self._set_counts(optimizer._index_update_count, optimizer.num_update)
         place = sum(handle.arrived for handle in handles) + self._job.barriers
-        self._record("" if content.optimizer is None else _described(optimizer), place)
+        text = "" if content.optimizer is None else _described(optimizer)
+
+        def noted(there: _Settings) -> _Settings:
+            epoch = there.epoch if there.place == place else there.epoch + 1
+            return there._replace(now=text or there.now, epoch=epoch, place=place)
+
+        self._amend(noted)
         self._begin_counts()
 
     def _written(self, handles: list[Handle], states: dict[Key, State]) -> dict[Key, int]:

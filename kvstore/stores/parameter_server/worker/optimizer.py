@@ -19,7 +19,7 @@ from ....optimizer.settings_log import CONFIGURE, COUNTS, NONE, OPTIMIZER, STEPS
 from ....optimizer.update_clock import UpdateClock
 from ...entry import Array
 from ..protocol import messages as m
-from ..protocol.optimizer_states import join_states, needs_whole_keys, split_states
+from ..protocol.optimizer_states import join_states, split_states
 from .client import Client
 from .key_directory import DistKey
 from .replies import CollectStates
@@ -47,9 +47,9 @@ class WorkerOptimizer:
         self._keeps_states = False
 
     @property
-    def wants_whole_keys(self) -> bool:
-        """Whether the rule needs whole tensors."""
-        return self.updater is not None and needs_whole_keys(self.updater.optimizer)
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer with this worker's settings, if there is one."""
+        return None if self.updater is None else self.updater.optimizer
 
     def install(self, optimizer: Optimizer, place: int) -> None:
         """Have the servers update, with fresh states; equal calls of other workers change nothing."""

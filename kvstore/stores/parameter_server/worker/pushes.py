@@ -160,8 +160,7 @@ class Pushes:
         """Check all values of a push, before anything changes."""
         dense: DensePushes = []
         sparse: SparsePushes = []
-        updater = self.optimizer.updater
-        optimizer = None if updater is None else updater.optimizer
+        optimizer = self.optimizer.optimizer
         for key, values in self.keys.in_order(groups):
             check_floating(key, optimizer)
             if not values:

@@ -169,7 +169,6 @@ def test_one_optimizer_for_all() -> None:
     error = job.last("w2", m.Answer).error
     assert error.error == "ConfigError"
     assert re.search("'sgd' on worker [01] and 'adam' on worker 2", error.text)
-    assert m.optimizer_there("another error\nof two lines") is None
     assert [type(body) for body in job.sent["s0.1"]].count(m.Install) == 1
 
 
