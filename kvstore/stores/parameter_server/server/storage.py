@@ -218,7 +218,7 @@ class ServerStorage:
     ) -> tuple[Record, list[Any]]:
         """Read the value after a round that is not the last."""
         if request.kind == Kind.FETCH_STATE:
-            return _state_found(shard.past_state(request.slice, request.round))
+            return _state_found(shard.fetch_state(request.slice, request.round))
         found = shard.past(request.slice, request.round, _requested_ids(request, frames))
         if isinstance(found, tuple):
             absent = shard.absent(request.slice, request.round) if request.kind == Kind.PULL else None
