@@ -348,7 +348,7 @@ def test_a_value_under_way_keeps_its_memory_from_pushes(create: Callable[..., kv
     ours: Any = store._backend
     pool, before = ours._client.pool, np.zeros(100_000, F)
     store.init("a", before)
-    [written] = ours._values._written(ours._keys.get("a"), np.full(100_000, 7, F))
+    [written] = ours._values._write_requests(ours._keys.get("a"), np.full(100_000, 7, F))
     record = written.record
     lies = pool._segments[record.frame][record.offset : record.offset + record.nbytes].view(F)
     for _ in range(3):  # the server may read the value after a deadline, when the worker continues
