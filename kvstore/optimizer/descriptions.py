@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..errors import ConfigError
-
-if TYPE_CHECKING:  # the scheduler uses texts only, and imports no optimizer
-    from .optimizer import Optimizer
 
 _SHOWN = 3  # differences in an error
 _LONGEST = 80  # characters of a value in an error
@@ -17,7 +14,17 @@ _TABLES = ("lr_mult", "wd_mult", "param_idx2name")
 _MISSING: Any = object()
 
 
-def text_of(optimizer: Optimizer) -> str:
+class Describable(Protocol):
+    """An optimizer; the scheduler uses its texts only, and imports no optimizer."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return its name and its settings."""
+
+    def described(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return its settings with these names."""
+
+
+def text_of(optimizer: Describable) -> str:
     """Return the name and the settings of an optimizer as JSON; equal optimizers have equal texts.
 
     Raises
@@ -35,7 +42,7 @@ def text_of(optimizer: Optimizer) -> str:
     return json.dumps(described, sort_keys=True)
 
 
-def changes_of(optimizer: Optimizer, changes: Iterable[str]) -> str:
+def changes_of(optimizer: Describable, changes: Iterable[str]) -> str:
     """Return the settings with these names as JSON, as in `text_of`: a record of changes.
 
     Raises
@@ -43,7 +50,8 @@ def changes_of(optimizer: Optimizer, changes: Iterable[str]) -> str:
     ConfigError
         JSON cannot represent a setting.
     """
-    return json.dumps(optimizer.described(changes), sort_keys=True)
+    config = optimizer.described(changes)
+    return json.dumps(config, sort_keys=True)
 
 
 def changed(text: str, changes: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import NamedTuple
 
 from ..errors import ConfigError
@@ -19,7 +18,6 @@ from .descriptions import changed
 #: Kinds of changes: another optimizer, or None; settings of the optimizer; its update counts; states are kept
 #: for one more round.
 OPTIMIZER, NONE, CONFIGURE, COUNTS, STEPS = "optimizer", "none", "configure", "counts", "steps"
-_place, _place_and_ordinal = attrgetter("place"), attrgetter("place", "ordinal")
 #: Kinds of changes that begin with fresh states and counts.
 NEW = (OPTIMIZER, NONE)
 
@@ -232,6 +230,14 @@ class SettingsLog:
                 change.settings = settings
                 told.append(change)
         return told
+
+
+def _place(change: Change) -> int:
+    return change.place
+
+
+def _place_and_ordinal(change: Change) -> tuple[int, int]:
+    return change.place, change.ordinal
 
 
 def _settings_after(before: SettingsAt, change: Change) -> SettingsAt:
