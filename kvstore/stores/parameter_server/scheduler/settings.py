@@ -79,7 +79,10 @@ class SettingsTable:
             affected = self.log.share(change, rank)
         if rank in self._returned and change.is_like(asked.kind, asked.ordinal, asked.text):
             self._returned[rank] = max(self._returned[rank], change.key())
-        installs = self._install(affected, servers, change)
+        installs = [
+            self._install_at(place, servers, [change] if place == change.place else [])
+            for place in dict.fromkeys(one.place for one in affected)
+        ]
         self._wait(rank, asked.request, change)
         self._cut(unpaced)
         return installs
@@ -204,13 +207,6 @@ class SettingsTable:
                 found += [change for change in one.changes if change not in gone]
                 one.changes = []
         return found
-
-    def _install(self, affected: Iterable[Change], servers: Iterable[int], change: Change) -> list[Install]:
-        """Return the messages for the servers after a change: for each place, its last settings."""
-        return [
-            self._install_at(place, servers, [change] if place == change.place else [])
-            for place in dict.fromkeys(one.place for one in affected)
-        ]
 
     def _install_at(self, place: int, servers: Iterable[int], changes: list[Change]) -> Install:
         """Return the message with the settings of a place; its requests now wait for this installation."""
