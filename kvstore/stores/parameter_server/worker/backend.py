@@ -33,7 +33,7 @@ from ...protocol import Backend
 from ...protocol import Kind as Storage
 from ..protocol import messages as m
 from ..protocol.messages import Kind
-from ..protocol.optimizer_states import needs_whole_keys
+from ..protocol.optimizer_states import join_states, needs_whole_keys
 from .client import Client
 from .gpu_on_demand import GpuOnDemand
 from .initial_values import InitialValues
@@ -296,10 +296,11 @@ class DistBackend(Backend):
 
     def gather_states(self) -> Updater:
         """Fetch the optimizer's states from the servers."""
-        states = CollectStates(self._keys.all())
-        requests = [r for key in states.keys for r in read_requests(key, Kind.FETCH_STATE, states)]
+        assert self.updater is not None
+        keys, states = self._keys.all(), CollectStates()
+        requests = [r for key in keys for r in read_requests(key, Kind.FETCH_STATE, states)]
         self._pulls.read(requests, "states")()
-        return self._optimizer.joined(states)
+        return join_states([key.entry for key in keys], states.found, self.updater.optimizer)
 
     def adopt_states(self, content: Content) -> None:
         """Set the optimizer's states on all servers; one worker's call is valid for all."""

@@ -19,10 +19,9 @@ from ....optimizer.settings_log import CONFIGURE, COUNTS, NONE, OPTIMIZER, STEPS
 from ....optimizer.update_clock import UpdateClock
 from ...entry import Array
 from ..protocol import messages as m
-from ..protocol.optimizer_states import join_states, split_states
+from ..protocol.optimizer_states import split_states
 from .client import Client
 from .key_directory import DistKey
-from .replies import CollectStates
 
 if TYPE_CHECKING:
     from ....optimizer.states import Content
@@ -109,12 +108,6 @@ class WorkerOptimizer:
     def _use(self, text: str) -> None:
         if self.updater is None or text != self._text:
             self.updater, self._text = Updater(Optimizer.from_config(**json.loads(text))), text
-
-    def joined(self, found: CollectStates) -> Updater:
-        """Join the states from the servers, in the form of a store of one process."""
-        assert self.updater is not None
-        entries = [key.entry for key in found.keys]
-        return join_states(entries, found.found, self.updater.optimizer)
 
     def adopt(
         self, content: Content, keys: Sequence[DistKey], key_templates: Mapping[Key, Array], place: int
