@@ -42,6 +42,7 @@ from .observe.native._observe import Counters
 from .observe.timeline.marks import Marks
 from .optimizer import Optimizer, Updater
 from .optimizer.changes import REVISION, WatchedOptimizer, differing, read_by
+from .optimizer.checks import finite
 from .optimizer.update_clock import CallOrder
 from .plan import Plan
 from .step import Step, check_whole_steps, refuse_async
@@ -637,10 +638,10 @@ class KVStore(KVStoreBase):
             self._run_after_all(partial(self._backend.configure, changes))
         followed.note(config, number)
 
-    def _change_settings(self, changes: dict[str, Any], change: Callable[[], None]) -> None:
+    def _change_settings(self, changes: dict[str, Any]) -> None:
         """Change settings of the store's optimizer, and those of the caller's object."""
         self._send_new_settings()
-        self._run_after_all(change)
+        self._run_after_all(partial(self._backend.configure, changes))
         if self._watched is not None:
             self._watched.apply(changes)
 
@@ -671,7 +672,7 @@ class KVStore(KVStoreBase):
             No optimizer is set, or a name or value is not valid. Nothing has changed.
         """
         self._check_updater("update_optimizer")
-        self._change_settings(changes, partial(self._backend.configure, changes))
+        self._change_settings(changes)
         self._log_change("optimizer of store %r, changes: %r", self._type, changes)
 
     def set_learning_rate(self, lr: float) -> None:
@@ -683,7 +684,7 @@ class KVStore(KVStoreBase):
             No optimizer is set, or the optimizer has a schedule.
         """
         self._check_updater("set_learning_rate")
-        self._change_settings({"learning_rate": lr}, partial(self._backend.set_learning_rate, lr))
+        self._change_settings({"learning_rate": finite("learning_rate", lr)})
 
     def set_updater(self, updater: Callable[[Key, Any, Any], None] | None) -> None:
         """Call ``updater(key, merged, stored)`` for each pushed key. The updater changes `stored` in place.

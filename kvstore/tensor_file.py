@@ -81,6 +81,11 @@ def checksum(text: str, tensors: Mapping[str, Array]) -> str:
     return f"{total:08x}"
 
 
+def as_bits(tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """Return arrays as files have them: safetensors.numpy writes bfloat16 but does not read it."""
+    return {name: a.view(np.uint16) if a.dtype.name == "bfloat16" else a for name, a in tensors.items()}
+
+
 def _sealed(
     format_: str, content: str, tensors: Mapping[str, Array], field: str
 ) -> tuple[dict[str, Array], dict[str, str]]:
@@ -88,8 +93,7 @@ def _sealed(
         content.encode(), [name.encode() for name in tensors]
     except UnicodeEncodeError as error:
         raise KeyKindError(f"a key has characters that no file can hold: {error}") from error
-    # safetensors.numpy writes bfloat16 but does not read it.
-    bits = {name: a.view(np.uint16) if a.dtype.name == "bfloat16" else a for name, a in tensors.items()}
+    bits = as_bits(tensors)
     return bits, {
         "format": format_,
         "version": _VERSION,

@@ -11,8 +11,6 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import numpy as np
-
 from .. import tensor_file
 from ..arrays import pages
 from ..arrays.element_types import bfloat16
@@ -63,13 +61,14 @@ class CheckpointContents(NamedTuple):
 def collect(backend: Backend, step: int, extra: str, arrays: Mapping[str, Array]) -> CheckpointData:
     """Copy the content of a store; `extra` is JSON, and the arrays are copies already."""
     keys, tensors = values.describe(backend)
-    tensors = {name: _as_bits(_private_copy(array)) for name, array in tensors.items()}
+    tensors = {name: _private_copy(array) for name, array in tensors.items()}
     optimizer = None
     if backend.updater is not None:
         updater = backend.gather_states()
         optimizer, live = states.describe(updater.states, updater.optimizer, dump_optimizer=True)
         tensors |= {name: pages.copy(array) for name, array in live.items()}
-    tensors |= {f"array/{name}": _as_bits(array) for name, array in arrays.items()}
+    tensors |= {f"array/{name}": array for name, array in arrays.items()}
+    tensors = tensor_file.as_bits(tensors)
     types = {name: array.dtype.name for name, array in arrays.items()}
     content = json.dumps(
         {"step": step, "extra": json.loads(extra), "keys": keys, "optimizer": optimizer, "arrays": types}
@@ -81,10 +80,6 @@ def collect(backend: Backend, step: int, extra: str, arrays: Mapping[str, Array]
 def _private_copy(array: Array) -> Array:
     """Return an array that no store writes to; arrays of live memory are views, and are copied."""
     return array if array.flags.owndata and array.flags.c_contiguous else pages.copy(array)
-
-
-def _as_bits(array: Array) -> Array:
-    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
 def as_json(extra: Any) -> str:

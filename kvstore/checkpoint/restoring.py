@@ -147,7 +147,7 @@ def _receive_and_restore(store: KVStore, workers: CheckpointTransfer) -> Checkpo
     if ended:
         return _error_of(ended)
     if optimizer is not None:
-        load_settings_with(store, partial(_load_states, content=optimizer))
+        load_settings_with(store, lambda backend: backend.follow_states(optimizer))
     return Checkpoint(told["step"], told["extra"], arrays)
 
 
@@ -167,7 +167,3 @@ def _assign_values(backend: Backend, told: dict[str, Any]) -> None:
     if backend.assigns_together:
         keys = [(key, np.zeros(shape, dtype_named(dtype))) for key, _, dtype, shape in told["keys"]]
         backend.assign([(key, [value]) for key, value in keys])
-
-
-def _load_states(backend: Backend, content: Content) -> None:
-    backend.follow_states(content)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from weakref import WeakSet
 
 from ..errors import ConfigError
@@ -68,6 +68,8 @@ class SettingTable(dict[Any, Any]):
 
     #: Name of the setting, for errors; a table made by a copy or a pickle has it only at the end.
     name = "table"
+    #: The check of an entry.
+    check: ClassVar[staticmethod[[str, Any], Any]]
 
     def __init__(self, name: str, value: Any) -> None:
         self.name = name
@@ -76,10 +78,6 @@ class SettingTable(dict[Any, Any]):
     def _checked(self, key: Any, value: Any) -> tuple[Any, Any]:
         plain = checks.key(self.name, key)
         return plain, self.check(f"{self.name}[{plain!r}]", value)
-
-    def check(self, name: str, value: Any) -> Any:
-        """Return a checked entry, or raise ConfigError."""
-        raise NotImplementedError
 
     def __setitem__(self, key: Any, value: Any) -> None:
         entry = self._checked(key, value)
@@ -125,25 +123,19 @@ class SettingTable(dict[Any, Any]):
 class FactorTable(SettingTable):
     """Factors by key or name."""
 
-    def check(self, name: str, value: Any) -> Any:
-        """Return a checked entry."""
-        return checks.finite(name, value)
+    check = staticmethod(checks.finite)
 
 
 class NameTable(SettingTable):
     """Names of parameters by key."""
 
-    def check(self, name: str, value: Any) -> Any:
-        """Return a checked entry."""
-        return checks.text(name, value)
+    check = staticmethod(checks.text)
 
 
 class ParameterTable(SettingTable):
     """Objects with the multipliers of a key."""
 
-    def check(self, name: str, value: Any) -> Any:
-        """Return a checked entry."""
-        return checks.parameter(name, value)
+    check = staticmethod(checks.parameter)
 
 
 class WatchedOptimizer:

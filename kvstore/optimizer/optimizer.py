@@ -515,19 +515,16 @@ def _plain(name: str, value: Any) -> Any:
     return checks.plain(value)
 
 
-def _lr(name: str, value: Any) -> float:
-    return checks.finite("learning_rate", value)
-
-
-def _schedule(name: str, value: Any) -> Schedule | None:
-    return as_schedule(value)
-
-
 def _watched(kind: type[Optimizer]) -> Settings:
     """Return the check of each attribute in which an optimizer of this class stores a setting."""
-    others = {"lr": _lr, "lr_scheduler": _schedule, "idx2name": NameTable, "param_dict": ParameterTable}
+    others: Settings = {
+        "lr": lambda _, value: checks.finite("learning_rate", value),
+        "lr_scheduler": lambda _, value: as_schedule(value),
+        "idx2name": NameTable,
+        "param_dict": ParameterTable,
+    }
     aliased = _IGNORED | {"learning_rate", "param_idx2name"}
-    return {name: kind.settings.get(name, _plain) for name in kind.keywords - aliased} | others
+    return {name: kind.settings.get(name, _plain) for name in kind.keywords - aliased} | dict(others)
 
 
 Optimizer.defaults = _own_defaults(Optimizer)

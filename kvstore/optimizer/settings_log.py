@@ -18,8 +18,8 @@ from .descriptions import changed
 #: Kinds of changes: another optimizer, or None; settings of the optimizer; its update counts; states are kept
 #: for one more round.
 OPTIMIZER, NONE, CONFIGURE, COUNTS, STEPS = "optimizer", "none", "configure", "counts", "steps"
-KINDS = (OPTIMIZER, NONE, CONFIGURE, COUNTS, STEPS)
-_NEW = (OPTIMIZER, NONE)
+#: Kinds of changes that begin with fresh states and counts.
+NEW = (OPTIMIZER, NONE)
 
 
 class SettingsAt(NamedTuple):
@@ -56,7 +56,7 @@ class Change:
 
     def key(self) -> tuple[int, int, bool, int, int]:
         """Return the sort key in the order of all changes."""
-        return self.place, self.ordinal, self.kind not in _NEW, self.rank, self.number
+        return self.place, self.ordinal, self.kind not in NEW, self.rank, self.number
 
     def is_like(self, kind: str, ordinal: int, text: str) -> bool:
         """Return whether this change is the same as that of another worker."""
@@ -127,7 +127,7 @@ class SettingsLog:
         self._numbers += 1
         times = self._count_of(rank, place, (kind, ordinal, text))
         change = Change(kind, place, ordinal, text, rank, self._numbers, times)
-        if kind in _NEW or kind == COUNTS:
+        if kind in NEW or kind == COUNTS:
             self._epochs += 1
             change.epoch = self._epochs
         told = self._insert(change)
@@ -244,7 +244,7 @@ def _settings_after(before: SettingsAt, change: Change) -> SettingsAt:
     """Return the settings after a change; a change that belongs to an earlier optimizer has no effect."""
     if change.kind == STEPS:
         return before._replace(keeps_states=True)
-    if change.kind in _NEW:
+    if change.kind in NEW:
         if change.ordinal <= before.ordinal:
             return before
         return before._replace(ordinal=change.ordinal, text=change.text, epoch=change.epoch)

@@ -99,8 +99,7 @@ def _outline(state: Any, key: Index, path: tuple[int, ...], tensors: dict[str, A
             f"the state of key {key!r} holds {what}; only None, arrays of numbers and tuples can be saved"
         )
     array = np.ascontiguousarray(state, state.dtype.newbyteorder("=")).reshape(state.shape)
-    # safetensors.numpy writes bfloat16 but does not read it: store its bits.
-    tensors[_tensor_name(path, key)] = array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+    tensors[_tensor_name(path, key)] = array
     return array.dtype.name
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class CallOrder:
 
     def __init__(self) -> None:
         self._clock = UpdateClock()
-        self._open: weakref.WeakSet[_PlacedPush] = weakref.WeakSet()  # pushes that are not applied yet
+        self._open: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()  # pushes that are not applied yet
 
     def placed(
         self, optimizer: Optimizer, keys: Iterable[Index], call: Callable[..., Any]
@@ -95,33 +96,21 @@ class CallOrder:
             return call
         if not self._open:  # the optimizer has the counts of all pushes
             self._clock = UpdateClock.of(optimizer)
-        push = _PlacedPush(optimizer, self._clock.time, call, self._open)
+        push = partial(call)  # a different object for each push
+        self._open.add(push)
+        placed = partial(self._apply, optimizer, self._clock.time, push)
         for key in keys:
             self._clock.count(key)
-        return push
+        return placed
 
-
-class _PlacedPush:
-    """Applies a push as if a given time were the largest update count; the caller has the store's lock."""
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        time: int,
-        call: Callable[..., Any],
-        still_open: weakref.WeakSet[_PlacedPush],
-    ) -> None:
-        self._optimizer, self._time, self._call, self._open = optimizer, time, call, still_open
-        still_open.add(self)
-
-    def __call__(self, *arguments: Any) -> Any:
-        optimizer = self._optimizer
-        now, optimizer.num_update = optimizer.num_update, self._time
+    def _apply(self, optimizer: Optimizer, time: int, push: Callable[..., Any], *arguments: Any) -> Any:
+        """Apply a push as if `time` were the largest update count; the caller has the store's lock."""
+        now, optimizer.num_update = optimizer.num_update, time
         try:
-            return self._call(*arguments)
+            return push(*arguments)
         finally:
             optimizer.num_update = max(now, optimizer.num_update)
-            self._open.discard(self)
+            self._open.discard(push)
 
 
 def time_at(stamps: Sequence[int], epoch: int) -> int:

@@ -213,7 +213,7 @@ class Updater:
         """
         from . import states
 
-        self._adopt(states.unpack(data))
+        self.adopt(states.unpack(data))
 
     def save(self, path: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
         """Write the result of `get_states` to a file, atomically."""
@@ -251,27 +251,22 @@ class Updater:
         StateFileError
             As in `load`.
         """
-        _check_content(content, content.optimizer or self.optimizer, weights or {})
-        self._adopt(content)
-
-    def _adopt(self, content: states.Content) -> None:
         optimizer = content.optimizer or self.optimizer
         if content.rule != type(optimizer).__name__.lower():
             raise StateFileError(
                 f"these are states of optimizer {content.rule!r}, and the store's is "
                 f"{type(optimizer).__name__.lower()!r}; set that optimizer first"
             )
+        _check_forms(content, optimizer, weights or {})
         self.optimizer, self.states, self._plans = optimizer, content.states, {}
         self.restore_counts((content.counts, content.num_update))
 
 
-def _check_content(content: states.Content, optimizer: Optimizer, weights: Mapping[Index, Array]) -> None:
+def _check_forms(content: states.Content, optimizer: Optimizer, weights: Mapping[Index, Array]) -> None:
     """Raise for loaded states of keys of another kind, or of weights of another shape or type."""
     kinds = {isinstance(key, str) for key in (*content.states, *content.counts, *weights)}
     if weights and len(kinds) > 1:
         raise StateFileError("the optimizer states belong to keys of the other kind (int or str)")
-    if content.rule != type(optimizer).__name__.lower():
-        return  # `_adopt` raises a more precise error
     for key in content.states.keys() & weights.keys():
         fresh = optimizer.create_state_multi_precision(key, weights[key])
         if _form(fresh) != _form(content.states[key]):

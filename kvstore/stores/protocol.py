@@ -197,9 +197,6 @@ class Backend(Protocol):
     def configure(self, changes: dict[str, Any]) -> None:
         """Change settings of the present optimizer."""
 
-    def set_learning_rate(self, lr: float) -> None:
-        """Change the learning rate of the present optimizer."""
-
     def save_states(self, path: str, dump_optimizer: bool) -> None:
         """Write the states of the present optimizer to a file."""
         self.gather_states().save(path, dump_optimizer)

@@ -14,7 +14,7 @@ from ..compression import Pushed
 from ..errors import DTypeError, KVStoreError, UpdaterError
 from ..kernels import cpu
 from ..observe.counters import SUMMING, UPDATING
-from ..optimizer import Updater
+from ..optimizer import Optimizer, Updater
 from ..optimizer.updater import Counts
 from .entry import Array, Entry, Keyed
 from .row_table import is_lazy
@@ -88,10 +88,10 @@ def guarded(srcs: Sources) -> Any:
     return nullcontext() if isinstance(srcs, (list, np.ndarray)) else srcs.guarded()
 
 
-def check_floating(entry: Keyed, updater: Updater | None) -> None:
+def check_floating(entry: Keyed, optimizer: Optimizer | None) -> None:
     """Raise DTypeError unless the key's weight can be updated by an optimizer, if there is one."""
-    if updater is not None and entry.dtype.kind in "iu":
-        rule = type(updater.optimizer).__name__
+    if optimizer is not None and entry.dtype.kind in "iu":
+        rule = type(optimizer).__name__
         raise DTypeError(f"key {entry.key!r} holds {entry.dtype}; {rule} updates floating-point weights only")
 
 
@@ -144,7 +144,7 @@ class FusedUpdate(WeightUpdate):
 
     def check(self, entry: Entry) -> None:
         """Refuse integers, which have no gradient."""
-        check_floating(entry, self._updater)
+        check_floating(entry, self._updater.optimizer)
 
     def dense(self, batch: Batch) -> None:
         """Update all keys in one pass over memory; if that fails, no update is counted."""
@@ -196,7 +196,7 @@ class CallbackUpdate(WeightUpdate):
     def check(self, entry: Entry) -> None:
         """Let the callable decide, unless it is an optimizer."""
         if isinstance(self._updater, Updater):
-            check_floating(entry, self._updater)
+            check_floating(entry, self._updater.optimizer)
 
     def dense(self, batch: Batch) -> None:
         """Sum and call, key by key in their order; then write the outs."""

@@ -289,7 +289,7 @@ class AllReduceBackend(LocalBackend):
         """Raise CapabilityError."""
         raise self._refused("optimizers")
 
-    configure = set_learning_rate = save_states = load_states = _runs_no_optimizer
+    configure = save_states = load_states = _runs_no_optimizer
     gather_states = adopt_states = follow_states = _runs_no_optimizer  # type: ignore[assignment]
 
     def set_compression(self, codec: Codec) -> None:

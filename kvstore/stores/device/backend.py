@@ -290,18 +290,11 @@ class DeviceBackend(HostAndGpuBackend):
         if self._gpus is not None:
             self._gpus.use(self._apply_on_gpus())
 
-    def gather_states(self) -> Updater:
-        """Return the optimizer with its states, from all devices."""
-        updater = self._updater_set()
-        gathered = Updater(updater.optimizer)
-        elsewhere = {**self._states_of_tables(updater), **self._states_on_gpus(updater)}
-        gathered.states = {**updater.states, **elsewhere}
-        return gathered
-
-    def _states_on_gpus(self, updater: Updater) -> dict[Key, Any]:
+    def _states_elsewhere(self, updater: Updater) -> dict[Key, Any]:
         from .states import to_host
 
-        return {key: to_host(entry) for key, entry in self._on_gpu.items() if entry.owner is updater}
+        on_gpus = {key: to_host(entry) for key, entry in self._on_gpu.items() if entry.owner is updater}
+        return {**super()._states_elsewhere(updater), **on_gpus}
 
     def adopt_states(self, content: Content) -> None:
         """Replace the optimizer's states; those of keys on GPUs are copied there when the keys are pushed."""

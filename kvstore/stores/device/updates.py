@@ -107,7 +107,7 @@ class GpuFusedUpdate(GpuUpdate):
 
     def check(self, entry: DeviceKey) -> None:
         """Refuse integers, and rules without a kernel."""
-        check_floating(entry, self._updater)
+        check_floating(entry, self._updater.optimizer)
         states.check_rule(self._updater.optimizer)
         super().check(entry)
 
@@ -171,7 +171,7 @@ class GpuCallbackUpdate(GpuUpdate):
     def check(self, entry: DeviceKey) -> None:
         """Let the callable decide; optimizers that are not compiled need host arrays."""
         if isinstance(self._updater, Updater):
-            check_floating(entry, self._updater)
+            check_floating(entry, self._updater.optimizer)
             states.check_rule(self._updater.optimizer)
             raise CapabilityError("this optimizer runs on host arrays only")
         super().check(entry)

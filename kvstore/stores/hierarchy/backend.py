@@ -550,16 +550,12 @@ class HierarchyBackend(Backend):
         """Change settings of the optimizer, from this worker's next push of each key on."""
         self._between_rounds(partial(self._flat.configure, changes))
 
-    def set_learning_rate(self, lr: float) -> None:
-        """Change the learning rate; see `configure`."""
-        self._between_rounds(partial(self._flat.set_learning_rate, lr))
-
     def _between_rounds(self, change: Callable[[], None]) -> None:
         """Change settings after the rounds that this worker has pushed into; carriers then use them."""
         self._check_writing()
         self._settle(None)
         change()
-        shm.raise_num_update(self._region.job, self._flat.settings_version)
+        shm.raise_num_update(self._region.job, self._flat.pushes.optimizer.version)
 
     def gather_states(self) -> Updater:
         """Fetch the optimizer's states from the servers."""
@@ -626,8 +622,9 @@ class HierarchyBackend(Backend):
         if self._client.joined:
             self._flat.barrier()
         else:
-            self._flat.learn(self._client.barrier_of_host(self._noting_loss(self._region.meet)))
-        shm.raise_num_update(self._region.job, self._flat.settings_version)
+            newest = self._client.barrier_of_host(self._noting_loss(self._region.meet))
+            self._flat.pushes.optimizer.learn_all(newest)
+        shm.raise_num_update(self._region.job, self._flat.pushes.optimizer.version)
 
     def side(self) -> HierarchyBackend:
         """Return this store for side keys, which have separate names in the host's memory."""

@@ -380,22 +380,15 @@ class LocalBackend(Backend):
         """Change settings of the optimizer."""
         self._updater_set().optimizer.configure(**changes)
 
-    def set_learning_rate(self, lr: float) -> None:
-        """Change the learning rate of the optimizer."""
-        self._updater_set().optimizer.set_learning_rate(lr)
-
     def gather_states(self) -> Updater:
-        """Return the optimizer with its states: live, except those of tables that lack rows."""
+        """Return the optimizer with its states, which can be live."""
         updater = self._updater_set()
-        tables = self._states_of_tables(updater)
-        if not tables:
-            return updater
         gathered = Updater(updater.optimizer)
-        gathered.states = {**updater.states, **tables}
+        gathered.states = {**updater.states, **self._states_elsewhere(updater)}
         return gathered
 
-    def _states_of_tables(self, updater: Updater) -> dict[Key, Any]:
-        """Return the states of all rows of the tables that lack some."""
+    def _states_elsewhere(self, updater: Updater) -> dict[Key, Any]:
+        """Return the states that the updater does not have: of all rows of the tables that lack some."""
         return {
             key: entry.table.whole_tree()
             for key, entry in self._entries.items()

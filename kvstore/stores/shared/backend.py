@@ -352,11 +352,6 @@ class SharedBackend(Backend):
         self._waiter.settle_all()
         self._updater.configure(changes)
 
-    def set_learning_rate(self, lr: float) -> None:
-        """Change the learning rate; see `configure`."""
-        self._waiter.settle_all()
-        self._updater.set_learning_rate(lr)
-
     def gather_states(self) -> Updater:
         """Return the optimizer with the states of all keys; live where rounds wait for this worker."""
         self._waiter.settle_all()

@@ -8,10 +8,9 @@ are applied to the description one after the other, each to the optimizer that i
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,14 +21,14 @@ from ...arrays.grouping import Key
 from ...errors import ConfigError, UpdaterError
 from ...observe.counters import SUMMING, UPDATING
 from ...optimizer import Optimizer, Updater
-from ...optimizer.builtin import arrays_of
+from ...optimizer.builtin import arrays_of, mapped
 from ...optimizer.descriptions import changed, changes_of, conflict, text_of
 from ...optimizer.optimizer import Array, State
 from ...optimizer.update_clock import time_at
 from ..update import check_floating
 from .gpu_access import GpuAccess
 from .native import _shared as shm
-from .region_table import RegionTables, wrapped
+from .region_table import RegionTables, outlined, record_of, wrapped
 
 if TYPE_CHECKING:
     from ...optimizer.states import Content
@@ -83,7 +82,7 @@ class JobUpdater:
         #: Errors of this process, by key and round, until they are reported to the caller.
         self.causes: dict[tuple[Key, int], BaseException] = {}
         self._at_work: tuple[int, Key] | None = None
-        self._records: dict[int | str, tuple[int, State]] = {}  # the state in the region, by its record
+        self._records: dict[Key, int] = {}  # the descriptions of states in the region that `updater` uses
 
     @property
     def at_work(self) -> Key | None:
@@ -93,7 +92,8 @@ class JobUpdater:
 
     def check(self, handle: Handle) -> None:
         """Raise DTypeError if the key's weight cannot be updated."""
-        check_floating(handle, None if handle.is_side else self.updater)
+        if self.updater is not None and not handle.is_side:
+            check_floating(handle, self.updater.optimizer)
 
     # --------------------------------------------------------------------------------------- settings
 
@@ -108,9 +108,9 @@ class JobUpdater:
             if shm.mode(self._job) < mode:
                 shm.set_settings(self._job, b"")
                 shm.set_mode(self._job, mode)
-        self.updater, self._call, self._mode = None, updater, mode
+        self.updater, self._call = None, updater
         shm.begin_counts(self._job, 0, 0, 0)
-        shm.note_mode(self._job, mode, True)
+        self._note_mode(mode)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Install an optimizer, or find an equal one installed."""
@@ -129,7 +129,7 @@ class JobUpdater:
                 text = there.now  # another worker may have changed the settings already
             version = shm.settings_version(self._job)
         self._set += 1
-        self._adopt(optimizer, text, version, there.epoch)
+        self._use(_built(text) or optimizer, version, there.epoch)
         begin = optimizer.begin_num_update
         shm.begin_counts(self._job, there.epoch, begin, begin)
         self._note_mode(mode)
@@ -144,9 +144,8 @@ class JobUpdater:
             self._mode = mode
         shm.note_mode(self._job, mode, able)
 
-    def _adopt(self, optimizer: Optimizer, text: str, version: int, epoch: int) -> None:
-        own = _built(text)  # the caller may change its own object, in this process only
-        self.updater, self._call = Updater(own if own is not None else optimizer), None
+    def _use(self, optimizer: Optimizer, version: int, epoch: int) -> None:
+        self.updater, self._call = Updater(optimizer), None
         self._version, self._epoch = version, epoch
         self._records.clear()
 
@@ -157,16 +156,22 @@ class JobUpdater:
             version = shm.settings_version(self._job)
         optimizer = _built(there.now) if mode & 1 else None
         if optimizer is not None:
-            self._adopt(optimizer, there.now, version, there.epoch)
+            self._use(optimizer, version, there.epoch)
         self._note_mode(mode, optimizer is not None)
 
     def configure(self, changes: dict[str, Any]) -> None:
-        """Change settings for all workers."""
-        self._change(lambda optimizer: optimizer.configure(**changes), changes)
+        """Change settings of the optimizer that this worker knows, for all workers.
 
-    def set_learning_rate(self, lr: float) -> None:
-        """Change the learning rate for all workers."""
-        self._change(lambda optimizer: optimizer.set_learning_rate(lr), ["learning_rate"])
+        If another worker has set a new one, its settings do not change.
+        """
+        self._refresh()
+        assert self.updater is not None
+        optimizer = self.updater.optimizer
+        if shm.mode(self._job) == self._mode:
+            self._load_counts()
+        optimizer.configure(**changes)
+        described = changes_of(optimizer, changes)
+        self._amend(lambda there: there._replace(now=changed(there.now, described)))
 
     def follow_settings(self) -> None:
         """Use the settings and update counts that another worker has loaded from a checkpoint."""
@@ -179,29 +184,6 @@ class JobUpdater:
         assert self.updater is not None
         begin = self.updater.optimizer.begin_num_update
         shm.begin_counts(self._job, self._epoch, begin, max(begin, shm.num_update(self._job)))
-
-    def _change(self, change: Callable[[Optimizer], None], names: Iterable[str]) -> None:
-        """Change the optimizer that this worker knows.
-
-        If another worker has set a new one, nothing changes.
-        """
-        self._refresh()
-        assert self.updater is not None
-        optimizer = self.updater.optimizer
-        if shm.mode(self._job) == self._mode:
-            self._load_counts()
-        change(optimizer)
-        described = changes_of(optimizer, names)
-        self._amend(lambda there: there._replace(now=changed(there.now, described)))
-
-    def _record(self, text: str, place: int) -> None:
-        """Record that a checkpoint has set the update counts, and perhaps the optimizer, at a position."""
-
-        def loaded(there: _Settings) -> _Settings:
-            epoch = there.epoch if there.place == place else there.epoch + 1
-            return there._replace(now=text or there.now, epoch=epoch, place=place)
-
-        self._amend(loaded)
 
     def _amend(self, change: Callable[[_Settings], _Settings]) -> None:
         """Change the description in the region, if it is of the optimizer that this worker knows."""
@@ -226,9 +208,7 @@ class JobUpdater:
         self._epoch = there.epoch
         optimizer = _built(there.now)
         if optimizer is not None:
-            states = self.updater.states
-            self.updater = Updater(optimizer)
-            self.updater.states = states
+            self.updater.optimizer = optimizer
         else:
             self.updater.optimizer.configure(**json.loads(there.now).get("changes", {}))
 
@@ -263,8 +243,8 @@ class JobUpdater:
             self._gpus.use().ipc.carry_out(handle, on_gpu, ranks)
         elif shm.opened_with_rows(handle):
             rows.carry_out(handle)
-        elif self._may_update_in_place(handle):
-            self._plan(handle)
+        elif self.updater is not None and self.updater.optimizer.fused and not shm.opened_privately(handle):
+            self._plan(handle)  # all parts outlive their workers: an update that has begun must end
         else:
             self._do(handle)
 
@@ -280,23 +260,16 @@ class JobUpdater:
         phase = UPDATING if shm.mode(self._job) & 1 else SUMMING
         self._job.enter(phase, handle, handle.complete + 1, handle.nbytes)
 
-    def _may_update_in_place(self, handle: Handle) -> bool:
-        """Return whether all parts outlive their workers: an update that has begun must end."""
-        if self.updater is None or not self.updater.optimizer.fused:
-            return False
-        return not shm.opened_privately(handle)
-
     def _name(self) -> str:
         return "the updater" if self.updater is None else type(self.updater.optimizer).__name__
 
     def _plan(self, handle: Handle) -> None:
         assert self.updater is not None
-        with self.counting(handle) as count:
-            weight = handle.value()
-            self.bring_state(handle, weight)
-            rule, params, master, states = self.updater.plan(handle.key, weight)
-            self.note_state(handle)
-            shm.publish_work(handle, rule, params, master, list(states), count())
+        count, weight = self.begin_update(handle), handle.value()
+        self.bring_state(handle, weight)
+        rule, params, master, states = self.updater.plan(handle.key, weight)
+        self.note_state(handle)
+        shm.publish_work(handle, rule, params, master, list(states), count())
 
     def _do(self, handle: Handle) -> None:
         merged, weight = pages.empty(handle.shape, handle.dtype), handle.value(other=True)
@@ -310,23 +283,19 @@ class JobUpdater:
             self._call(handle.key, merged, weight)
             shm.close_opened(handle, True)
             return
-        with self.counting(handle) as count:
-            self.bring_state(handle, weight)
-            handle.note_undo([(array, None) for array in self.state_arrays(handle)])
-            self.updater(handle.key, merged, weight)
-            self.note_state(handle)
-            shm.close_opened(handle, True, count())
+        count = self.begin_update(handle)
+        self.bring_state(handle, weight)
+        handle.note_undo([(array, None) for array in self.state_arrays(handle)])
+        self.updater(handle.key, merged, weight)
+        self.note_state(handle)
+        shm.close_opened(handle, True, count())
 
     def apply(self, handle: Handle, merged: Any, weight: Array) -> None:
         """Call the updater on a given sum and weight."""
         (self.updater or self._call)(handle.key, merged, weight)  # type: ignore[misc]
 
-    @contextlib.contextmanager
-    def counting(self, handle: Handle) -> Iterator[Callable[[], int]]:
-        """Set the optimizer's counts to those of the job.
-
-        Yield a function that returns the key's new count.
-        """
+    def begin_update(self, handle: Handle) -> Callable[[], int]:
+        """Set the optimizer's counts to those of the job; return a function for the key's new count."""
         self._refresh()
         assert self.updater is not None
         optimizer = self.updater.optimizer
@@ -341,42 +310,47 @@ class JobUpdater:
             shm.raise_num_update(self._job, optimizer.num_update)
             return counts.get(handle.key, 0)
 
-        yield new
+        return new
 
     # ------------------------------------------------------------------------------------------ states
 
     def bring_state(self, handle: Handle, weight: Array) -> None:
         """Use the state of a key in the region, and create it if there is none."""
         assert self.updater is not None
-        known, state = self._records.get(handle.key, (0, None))
-        if known and known == handle.record_at and self.updater.states.get(handle.key, _MISSING) is state:
+        if self._records.get(handle.key) == handle.record_at:
             return
-        offset, text = handle.record()
-        record = json.loads(text) if text else None
-        if record is None or record["mode"] != shm.mode(self._job):
-            optimizer = self.updater.optimizer
-            self._put_state(handle, optimizer.create_state_multi_precision(handle.key, weight))
-            if record is not None:
-                handle.updates = 0
-                optimizer._index_update_count.pop(handle.key, None)
-        else:
-            state = self.updater.states[handle.key] = wrapped(handle, record["state"])
-            self._records[handle.key] = offset, state
+        offset, record = handle.record_at, record_of(handle, shm.mode(self._job))
+        if record is not None:
+            self.updater.states[handle.key] = wrapped(handle, record["state"])
+            self._records[handle.key] = offset
+            return
+        optimizer = self.updater.optimizer
+        self._put_state(handle, optimizer.create_state_multi_precision(handle.key, weight))
+        if offset:  # of an earlier optimizer
+            handle.updates = 0
+            optimizer._index_update_count.pop(handle.key, None)
 
     def _put_state(self, handle: Handle, state: State) -> None:
         assert self.updater is not None
         offset, there = self._write(handle, state, [])
         handle.put_record(offset)
         self.updater.states[handle.key] = there
-        self._records[handle.key] = offset, there
+        self._records[handle.key] = offset
 
     def _write(self, handle: Handle, state: State, taken: list[Array]) -> tuple[int, State]:
         """Copy a state into the region; return the offset of its description, and the state there.
 
         The arrays are added to `taken`.
         """
-        outline, there = _moved(handle, state, taken)
-        text = json.dumps({"mode": self._mode, "state": outline})
+
+        def moved(array: Array) -> Array:
+            there = handle.new_state(array.shape, array.dtype, len(taken))[1]
+            taken.append(there)
+            np.copyto(there, array)
+            return there
+
+        there = mapped(state, moved)
+        text = json.dumps({"mode": self._mode, "state": outlined(self._job, there)})
         return handle.new_record(text.encode()), there
 
     def state_arrays(self, handle: Handle) -> list[Array]:
@@ -419,12 +393,11 @@ class JobUpdater:
             with table.lock:
                 is_there, state = table.look().whole_tree(shm.mode(self._job))
             return state if is_there else _MISSING, handle.updates
-        _, text = handle.record()
-        record = json.loads(text) if text else None
-        if record is None or record["mode"] != shm.mode(self._job):
+        record = record_of(handle, shm.mode(self._job))
+        if record is None:
             return _MISSING, handle.updates
         state = wrapped(handle, record["state"])
-        return state if handle.is_stable else _copied(state), handle.updates
+        return state if handle.is_stable else mapped(state, np.copy), handle.updates
 
     def adopt(self, content: Content) -> None:
         """Replace states, counts and settings of the job by those of a file; after an error all is as before.
@@ -437,8 +410,7 @@ class JobUpdater:
         loaded, handles = Updater(self.updater.optimizer), self._keys.all()
         loaded.adopt(content, {handle.key: handle.like for handle in handles})
         records, optimizer = self._written(handles, loaded.states), loaded.optimizer
-        self.updater = loaded
-        loaded.states = {}  # read from the region when a key is needed
+        self._use(optimizer, self._version, self._epoch)
         with shm.RegionLock(self._job):
             if shm.mode(self._job) != self._mode:  # another worker has replaced the optimizer
                 return
@@ -446,7 +418,13 @@ class JobUpdater:
                 handle.put_record(records.get(handle.key, 0))
             self._set_counts(optimizer._index_update_count, optimizer.num_update)
         place = sum(handle.arrived for handle in handles) + self._job.barriers
-        self._record("" if content.optimizer is None else _described(optimizer), place)
+        text = "" if content.optimizer is None else _described(optimizer)
+
+        def noted(there: _Settings) -> _Settings:
+            epoch = there.epoch if there.place == place else there.epoch + 1
+            return there._replace(now=text or there.now, epoch=epoch, place=place)
+
+        self._amend(noted)
         self._begin_counts()
 
     def _written(self, handles: list[Handle], states: dict[Key, State]) -> dict[Key, int]:
@@ -467,8 +445,7 @@ class JobUpdater:
         """Update the float32 copy of a 16-bit weight after a change outside of rounds."""
         if self.updater is None or handle.dtype.itemsize != 2:
             return
-        _, text = handle.record()
-        if text and json.loads(text)["mode"] == shm.mode(self._job):
+        if record_of(handle, shm.mode(self._job)) is not None:
             self.bring_state(handle, weight)
             self.updater.follow(handle.key, weight)
 
@@ -490,22 +467,3 @@ def _built(text: str) -> Optimizer | None:
         return Optimizer.from_config(made["name"], made["config"])
     except ConfigError:
         return None
-
-
-def _moved(handle: Handle, state: State, taken: list[Array]) -> tuple[Any, State]:
-    """Copy a state into the region; return its description, and the same state there."""
-    if state is None:
-        return None, None
-    if isinstance(state, tuple):
-        parts = [_moved(handle, part, taken) for part in state]
-        return [outline for outline, _ in parts], tuple(there for _, there in parts)
-    offset, there = handle.new_state(state.shape, state.dtype, len(taken))
-    taken.append(there)
-    np.copyto(there, state)
-    return {"at": offset, "shape": list(state.shape), "dtype": state.dtype.name}, there
-
-
-def _copied(state: State) -> State:
-    if isinstance(state, tuple):
-        return tuple(_copied(part) for part in state)
-    return None if state is None else state.copy()

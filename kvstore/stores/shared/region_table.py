@@ -281,7 +281,7 @@ class RegionTable(RowTable):
                 self.forget()
 
     def _assign_other(self, value: RowSparseArray, updates: JobUpdater) -> None:
-        record = None if updates.updater is None else self._found(shm.mode(self._job))
+        record = None if updates.updater is None else record_of(self._handle, shm.mode(self._job))
         if record is None:
             self._allocate_other(value.indices)[: len(value.indices)] = value.data
         elif "blank" in record:
@@ -347,7 +347,7 @@ class RegionTable(RowTable):
 
     def whole_tree(self, mode: int) -> tuple[bool, Tree]:
         """Return whether there is a state, and the state of all rows, in new arrays."""
-        record = self._found(mode)
+        record = record_of(self._handle, mode)
         if record is None:
             return False, None
         tree = mapped(wrapped(self._handle, record["state"]), np.copy)
@@ -357,12 +357,6 @@ class RegionTable(RowTable):
         blank = wrapped(self._handle, record["blank"])
         return True, self._spread_states(held, blank)
 
-    def _found(self, mode: int) -> dict[str, Any] | None:
-        """Return the description of this optimizer's states in the region; None if there is none."""
-        _, text = self._handle.record()
-        record = json.loads(text) if text else None
-        return record if record is not None and record["mode"] == mode else None
-
     def _attach(self, updates: JobUpdater) -> Updater:
         """Return the updater with the table's states, which are in the region."""
         assert updates.updater is not None
@@ -371,7 +365,7 @@ class RegionTable(RowTable):
             self.updater = Updater(optimizer)
         self.updater.optimizer = optimizer
         self._mode = shm.mode(self._job)
-        record = self._found(self._mode)
+        record = record_of(self._handle, self._mode)
         if record is None:
             self._begin_anew(self.updater)
         else:
@@ -431,19 +425,12 @@ class RegionTable(RowTable):
             return
         rooms = iter(self._rooms)
         tree = self.tree() if self.index is None else mapped(self.tree(), lambda _: next(rooms))
-        record = {"mode": self._mode, "state": self._outlined(tree)}
+        record = {"mode": self._mode, "state": outlined(self._job, tree)}
         if self.index is not None:
-            record["blank"] = self._outlined(self.blank_tree)
+            record["blank"] = outlined(self._job, self.blank_tree)
         text = json.dumps(record).encode()
         if text != self._handle.record()[1]:
             self._handle.set_record(text)
-
-    def _outlined(self, tree: Tree) -> Any:
-        if tree is None:
-            return None
-        if isinstance(tree, tuple):
-            return [self._outlined(part) for part in tree]
-        return {"at": self._job.offset_of(tree), "shape": list(tree.shape), "dtype": tree.dtype.name}
 
 
 def _offsets(outline: Any) -> Iterator[int]:
@@ -453,6 +440,22 @@ def _offsets(outline: Any) -> Iterator[int]:
         yield outline["at"]
     for part in parts:
         yield from _offsets(part)
+
+
+def record_of(handle: Handle, mode: int) -> dict[str, Any] | None:
+    """Return the description of the states of a mode's optimizer in the region; None if there is none."""
+    _, text = handle.record()
+    record = json.loads(text) if text else None
+    return record if record is not None and record["mode"] == mode else None
+
+
+def outlined(job: shm.Job, state: Tree) -> Any:
+    """Return the description of a state in the region."""
+    if isinstance(state, tuple):
+        return [outlined(job, part) for part in state]
+    if state is None:
+        return None
+    return {"at": job.offset_of(state), "shape": list(state.shape), "dtype": state.dtype.name}
 
 
 def wrapped(handle: Handle, outline: Any) -> Tree:

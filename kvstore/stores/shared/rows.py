@@ -131,9 +131,9 @@ class SparseKeys:
                 updates.apply(handle, merged(sources), weight)
                 shm.close_opened(handle, False)
                 return
-            with updates.counting(handle) as count:
-                self._update_table(table, sources, updates.updater.optimizer)
-                shm.close_opened(handle, False, count())
+            count = updates.begin_update(handle)
+            self._update_table(table, sources, updates.updater.optimizer)
+            shm.close_opened(handle, False, count())
 
     def _update_table(self, table: RegionTable, sources: list[RowSparseArray], optimizer: Optimizer) -> None:
         context = table.updater_for(self._job_updater)
@@ -153,15 +153,15 @@ class SparseKeys:
             updates.apply(handle, merged(sources), weight)
             shm.close_opened(handle, False)
             return
-        with updates.counting(handle) as count:
-            updates.bring_state(handle, weight)
-            if updates.updater.optimizer.fused:
-                self._fused(handle, sources, weight)
-            else:
-                handle.note_undo([(array, None) for array in (weight, *updates.state_arrays(handle))])
-                updates.apply(handle, merged(sources), weight)
-            updates.note_state(handle)
-            shm.close_opened(handle, False, count())
+        count = updates.begin_update(handle)
+        updates.bring_state(handle, weight)
+        if updates.updater.optimizer.fused:
+            self._fused(handle, sources, weight)
+        else:
+            handle.note_undo([(array, None) for array in (weight, *updates.state_arrays(handle))])
+            updates.apply(handle, merged(sources), weight)
+        updates.note_state(handle)
+        shm.close_opened(handle, False, count())
 
     def _fused(self, handle: Handle, sources: list[RowSparseArray], weight: Array) -> None:
         updater = self._job_updater.updater

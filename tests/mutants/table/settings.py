@@ -36,8 +36,8 @@ SETTINGS = [
     ),
     _of(
         SHARED_OPTIMIZER,
-        '        if record is None or record["mode"] != shm.mode(self._job):\n            optimizer =',
-        "        if handle.key not in self.updater.states:\n            optimizer =",
+        "        if record is not None:\n            self.updater",
+        "        if handle.key in self.updater.states:\n            self.updater",
         "a worker makes the state of a key that another has made",
     ),
     _of(
@@ -54,8 +54,8 @@ SETTINGS = [
     ),
     _of(
         SERVED_OPTIMIZER,
-        "            self.updates = self.num_update = 0\n",
-        "            pass\n",
+        "            return self.restart(settings, 0, 0)\n",
+        "            return self.restart(settings, self.updates, self.num_update)\n",
         "counts continue with the next optimizer",
     ),
     _of(

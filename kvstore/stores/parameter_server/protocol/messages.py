@@ -149,20 +149,6 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     silent: float | None = None
 
 
-def another_optimizer(where: str, rank: int, text: str) -> str:
-    """Return the text of the failure of a worker that sets another optimizer than worker `rank` has set."""
-    told = f"{where} has another optimizer already; set the same one on all workers"
-    return f"{told}\n{msgspec.json.encode((rank, text)).decode()}"
-
-
-def optimizer_there(failure: str) -> tuple[int, str] | None:
-    """Return the rank and the text that `another_optimizer` has put into a text, or None."""
-    try:
-        return msgspec.json.decode(failure.partition("\n")[2], type=tuple[int, str])
-    except msgspec.DecodeError:
-        return None
-
-
 class Member(msgspec.Struct, frozen=True, array_like=True):
     """A process in a view."""
 

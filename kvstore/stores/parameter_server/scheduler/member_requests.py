@@ -122,15 +122,10 @@ class MemberRequests:
             self._stores.leave_old_places(store, peer.rank, outgoing)
         servers = set(range(self._servers.count))
         try:
-            change, installs = store.settings.request_change(peer.rank, message, servers, store.unpaced)
+            installs = store.settings.request_change(peer.rank, message, servers, store.unpaced)
         except ConfigError as error:
             failure = Failure("ConfigError", f"worker {peer.rank}: {store}: {error}")
             outgoing.write(peer, Answer(message.request, error=failure))
-            return
-        if change is None:
-            present = store.settings.conflicting_optimizer(message)
-            text = m.another_optimizer(f"worker {peer.rank}: {store}", present.rank, present.text)
-            outgoing.write(peer, Answer(message.request, error=Failure("ConfigError", text)))
             return
         for install in installs:
             self._servers.send_all(install, outgoing)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from ....optimizer.settings_log import NONE, OPTIMIZER, Change, SettingsAt, SettingsLog
+from ....errors import ConfigError
+from ....optimizer.descriptions import conflict
+from ....optimizer.settings_log import NEW, Change, SettingsAt, SettingsLog
 from ..protocol.messages import Answer, Command, Failure, Install, Settings
 
-_OPTIMIZERS = (OPTIMIZER, NONE)
 _KEPT = 1024  # number of newest changes; servers keep as many, for rounds in progress
 
 
@@ -54,38 +55,37 @@ class SettingsTable:
 
     def request_change(
         self, rank: int, asked: Settings, servers: set[int], unpaced: Iterable[int] = ()
-    ) -> tuple[Change | None, list[Install]]:
-        """Handle a change that a worker requests.
+    ) -> list[Install]:
+        """Handle a change that a worker requests, and return the messages for the servers.
 
-        Returns the change, None if the store has another optimizer, and the messages for the servers.
         `unpaced` are workers whose progress no round limits: changes that they have not reached are kept.
 
         Raises
         ------
         ConfigError
-            The change contradicts a change of another worker.
+            The change contradicts a change of another worker, or the store has another optimizer.
         """
         affected: list[Change] = []
         change = self._find(rank, asked)
-        if change is None and asked.kind in _OPTIMIZERS and asked.ordinal in self._optimizers:
-            return None, []
+        if change is None and asked.kind in NEW and asked.ordinal in self._optimizers:
+            there = self._optimizers[asked.ordinal]
+            raise ConfigError(conflict(there.text, there.rank, asked.text, rank))
         if change is None:
             place = max(asked.place, self._last_place()) if rank in self._returned else asked.place
             change, affected = self.log.add(rank, place, asked.kind, asked.ordinal, asked.text)
-            if asked.kind in _OPTIMIZERS:
+            if asked.kind in NEW:
                 self._optimizers[asked.ordinal] = change
         elif change in self.log.changes and rank not in self._returned:
             affected = self.log.share(change, rank)
         if rank in self._returned and change.is_like(asked.kind, asked.ordinal, asked.text):
             self._returned[rank] = max(self._returned[rank], change.key())
-        installs = self._install(affected, servers, change)
+        installs = [
+            self._install_at(place, servers, [change] if place == change.place else [])
+            for place in dict.fromkeys(one.place for one in affected)
+        ]
         self._wait(rank, asked.request, change)
         self._cut(unpaced)
-        return change, installs
-
-    def conflicting_optimizer(self, asked: Settings) -> Change:
-        """Return the optimizer that the store has instead of the requested one."""
-        return self._optimizers[asked.ordinal]
+        return installs
 
     def immediate_answers(self) -> list[tuple[int, Answer]]:
         """Return and forget rank and answer of requests whose changes all servers had already."""
@@ -155,7 +155,7 @@ class SettingsTable:
 
     def _find(self, rank: int, asked: Settings) -> Change | None:
         """Return the equal change of another worker that this request repeats; None if there is none."""
-        if asked.kind in _OPTIMIZERS:
+        if asked.kind in NEW:
             found = self._optimizers.get(asked.ordinal)
             is_same = found is not None and found.is_like(asked.kind, asked.ordinal, asked.text)
             return found if is_same else None
@@ -207,13 +207,6 @@ class SettingsTable:
                 found += [change for change in one.changes if change not in gone]
                 one.changes = []
         return found
-
-    def _install(self, affected: Iterable[Change], servers: Iterable[int], change: Change) -> list[Install]:
-        """Return the messages for the servers after a change: for each place, its last settings."""
-        return [
-            self._install_at(place, servers, [change] if place == change.place else [])
-            for place in dict.fromkeys(one.place for one in affected)
-        ]
 
     def _install_at(self, place: int, servers: Iterable[int], changes: list[Change]) -> Install:
         """Return the message with the settings of a place; its requests now wait for this installation."""

@@ -14,7 +14,7 @@ from ....arrays.grouping import Key
 from ....arrays.sparse import RowSparseArray, trusted_rows
 from ....errors import DTypeError, KeyNotFoundError, ShapeError
 from ....kernels import cpu
-from ....optimizer import SGLD, Updater
+from ....optimizer import SGLD
 from ....optimizer.builtin import ElementwiseOptimizer, arrays_of, mapped
 from ...entry import Array
 from ...row_table import undone
@@ -270,13 +270,12 @@ class DenseSlice(SliceValue):
         assert optimizer is not None
         if state is not self.state and self.start:
             return  # the first slice of the key has set it
-        updater = Updater(optimizer)
         if given.known:
             fresh = optimizer.create_state_multi_precision(self.key, self._weight(state))
             check_form(self.key, given.tree, fresh)
+        updater = state.restart(settings, given.updates, given.num_update)
+        if given.known:
             updater.states[self.key] = given.tree
-        state.generation, state.updater = settings.generation, updater
-        state.keep((given.updates, given.num_update))
 
     def as_lines(self) -> tuple[Array, int]:
         """Return the value as lines, and the number of the first; ShapeError: its rows have no elements."""

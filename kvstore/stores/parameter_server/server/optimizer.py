@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
-
 from ....arrays.grouping import Key
-from ....errors import ConfigError, DTypeError, KVStoreError, StateFileError, UpdaterError
+from ....errors import ConfigError, KVStoreError, StateFileError, UpdaterError
 from ....optimizer import Optimizer, Updater
 from ....optimizer.builtin import arrays_of
 from ....optimizer.optimizer import State as Tree
@@ -94,17 +92,9 @@ class OptimizerVersions:
     def from_description(cls, described: list[dict[str, Any]]) -> OptimizerVersions:
         """Return the versions that `described` has written."""
         versions = cls()
-        versions._versions = [
-            OptimizerVersion(
-                int(one["version"]),
-                int(one["era"]),
-                _optimizer_of(one["text"]),
-                one["text"],
-                int(one["epoch"]),
-                bool(one.get("keeps")),
-            )
-            for one in described
-        ]
+        for one in described:
+            settings = SettingsAt(one["era"], one["text"], one["epoch"], bool(one.get("keeps")))
+            versions.put(versions.made(int(one["version"]), settings))
         return versions
 
 
@@ -151,9 +141,15 @@ class OptimizerState(UpdateCounts):
         """Return the updater, with these settings; another generation begins with fresh states."""
         assert settings.optimizer is not None
         if self.updater is None or self.generation != settings.generation:
-            self.updater, self.generation = Updater(settings.optimizer), settings.generation
-            self.updates = self.num_update = 0
+            return self.restart(settings, 0, 0)
         self.updater.optimizer = settings.optimizer
+        return self.updater
+
+    def restart(self, settings: OptimizerVersion, updates: int, num_update: int) -> Updater:
+        """Begin with these counts and no states, in the settings' generation, and return the updater."""
+        assert settings.optimizer is not None
+        self.updater, self.generation = Updater(settings.optimizer), settings.generation
+        self.updates, self.num_update = updates, num_update
         return self.updater
 
     def current(self, settings: OptimizerVersion) -> Updater | None:
@@ -203,14 +199,6 @@ def refuse_parts(optimizer: Optimizer | None, key: Key) -> NoReturn:
         f"{_rule_name(optimizer)} needs whole tensors, and key {key!r} is spread over several servers; set "
         "the optimizer on every worker (the lowest rank moves such keys to one server), or start one server"
     )
-
-
-def check_dtype(settings: OptimizerVersion, key: Key, dtype: np.dtype[Any]) -> None:
-    """Raise DTypeError for an optimizer on integers, which have no gradient."""
-    if settings.optimizer is not None and dtype.kind in "iu":
-        raise DTypeError(
-            f"key {key!r} holds {dtype}; {_rule_name(settings.optimizer)} updates floating-point weights only"
-        )
 
 
 def explained(error: Exception, settings: OptimizerVersion, key: Key, server: int) -> Exception:

@@ -9,9 +9,10 @@ from typing import Any
 from ....arrays.sparse import RowSparseArray
 from ....settings.definitions import is_side
 from ...entry import Array
+from ...update import check_floating
 from ..protocol.optimizer_states import needs_whole_keys
 from .dense import DenseKey, DenseSlice, DenseUpdates, update_whole
-from .optimizer import OptimizerVersion, OptimizerVersions, check_dtype, explained
+from .optimizer import OptimizerVersion, OptimizerVersions, explained
 from .payload import SliceUpdate, plain, some_rows
 from .shard_slices import ShardSlices
 from .sparse import TableSlice
@@ -28,7 +29,8 @@ class RoundUpdates:
         self.versions: dict[int, int] = {}
         #: Slices with outs that the last `apply` has written.
         self.written: set[int] = set()
-        self._whole_keys = WholeKeys()
+        #: The jobs that `gather` has stored.
+        self.whole_keys = WholeKeys()
 
     def gather(self, jobs: Sequence[SliceUpdate]) -> list[SliceUpdate]:
         """Return the jobs that can be applied now.
@@ -40,25 +42,17 @@ class RoundUpdates:
         for job in jobs:
             held = self._slices.held.get(job.slice)
             if isinstance(held, DenseSlice) and self._waits_for_others(held, job):
-                now += self._whole_keys.add(held.of, job)
+                now += self.whole_keys.add(held.of, job)
             else:
                 now.append(job)
         return now
-
-    def abort(self) -> list[int]:
-        """Drop the jobs that `gather` has stored; return their slices."""
-        return self._whole_keys.abort()
-
-    def withdraw(self, rank: int) -> tuple[list[int], list[SliceUpdate]]:
-        """Drop stored jobs of a lost worker; return their slices, and jobs that can be applied now."""
-        return self._whole_keys.withdraw(rank)
 
     def forget(self, slices: Iterable[int]) -> None:
         """Drop the stored jobs of slices, while the slices still exist."""
         for slice in slices:
             held = self._slices.held.get(slice)
             if isinstance(held, DenseSlice):
-                self._whole_keys.forget(held.of)
+                self.whole_keys.forget(held.of)
             self.versions.pop(slice, None)
 
     def _waits_for_others(self, part: DenseSlice, job: SliceUpdate) -> bool:
@@ -66,7 +60,7 @@ class RoundUpdates:
             return False
         # A job without parts does not show the version of the other slices' jobs.
         settings = [self._settings(job)] if job.parts else self._optimizers.all()
-        return part.of in self._whole_keys or any(needs_whole_keys(one.optimizer) for one in settings)
+        return part.of in self.whole_keys or any(needs_whole_keys(one.optimizer) for one in settings)
 
     def apply(self, jobs: Sequence[SliceUpdate]) -> list[Exception | None]:
         """Sum the parts of each job, and update or replace the slice's value.
@@ -95,7 +89,7 @@ class RoundUpdates:
                     if job.slice in together:  # its next round
                         self._run(batch, together, results)
                         batch, together = DenseUpdates(memory), {}
-                    check_dtype(settings, held.of.key, held.of.dtype)
+                    check_floating(held.of, settings.optimizer)
                     job = job._replace(version=self.versions[job.slice])
                     if batch.add(held, job, settings, _may_be_undone(job)) and job.outs:
                         self.written.add(job.slice)
@@ -123,7 +117,7 @@ class RoundUpdates:
         try:
             dense = [(part, job) for part, job in parts if isinstance(part, DenseSlice)]
             key = dense[0][0].of
-            check_dtype(settings, key.key, key.dtype)
+            check_floating(key, settings.optimizer)
             undone = any(map(_may_be_undone, jobs))
             for part in key.slices:  # also slices without a job
                 self._slices.changed.add(part.id)
@@ -157,7 +151,7 @@ class RoundUpdates:
 
 
 def _apply_table(table: TableSlice, job: SliceUpdate, settings: OptimizerVersion) -> None:
-    check_dtype(settings, table.key, table.dtype)
+    check_floating(table, settings.optimizer)
     sources: list[RowSparseArray | Array] = [
         some_rows(payload, table.dtype, table.start, table.shape)
         if payload.rows >= 0

@@ -22,7 +22,6 @@ from .... import tensor_file
 from ....arrays.element_types import dtype_named
 from ....atomic_files import has_new_content, read_with_checksum, write_with_checksum
 from ....errors import StateFileError
-from ....optimizer import Updater
 from ....optimizer.optimizer import State as Tree
 from ...entry import Array
 from ..protocol.messages import KeyEntry
@@ -181,12 +180,8 @@ def _describe_given(settings: OptimizerVersion, given: PartState, tensors: Tenso
     """Describe a loaded state that becomes the table's with its next update."""
     if given.ids is not None:
         tensors["given-ids"] = given.ids
-    counts = {"era": settings.generation, "updates": given.updates, "num_update": given.num_update}
-    outline, blank = (
-        _describe_tree(given.tree, "given", tensors),
-        _describe_tree(given.blank, "given-blank", tensors),
-    )
-    return {**counts, "known": given.known, "outline": outline, "blank": blank}
+    said = _describe_part(settings.generation, given, "given", tensors)
+    return {**said, "blank": _describe_tree(given.blank, "given-blank", tensors)}
 
 
 def _take_given(
@@ -195,10 +190,8 @@ def _take_given(
     settings = versions.get(said["era"])
     if settings is None or settings.optimizer is None:
         return  # as in `_take_state`
-    tree, blank = (
-        _restored_tree(said["outline"], "given", tensors),
-        _restored_tree(said["blank"], "given-blank", tensors),
-    )
+    tree = _restored_tree(said["outline"], "given", tensors)
+    blank = _restored_tree(said["blank"], "given-blank", tensors)
     counts = said["updates"], said["num_update"]
     held.given = settings, PartState(said["known"], tree, tensors.get("given-ids"), blank, *counts)
 
@@ -206,10 +199,14 @@ def _take_given(
 def _describe_state(state: OptimizerState, key: Any, name: str, tensors: Tensors) -> dict[str, Any] | None:
     if state.updater is None:
         return None
-    known = key in state.updater.states
-    outline = _describe_tree(state.updater.states[key], name, tensors) if known else None
-    counts = {"era": state.generation, "updates": state.updates, "num_update": state.num_update}
-    return {**counts, "known": known, "outline": outline}
+    known, tree = key in state.updater.states, state.updater.states.get(key)
+    part = PartState(known, tree, None, None, state.updates, state.num_update)
+    return _describe_part(state.generation, part, name, tensors)
+
+
+def _describe_part(generation: int, part: PartState, name: str, tensors: Tensors) -> dict[str, Any]:
+    counts = {"era": generation, "updates": part.updates, "num_update": part.num_update}
+    return {**counts, "known": part.known, "outline": _describe_tree(part.tree, name, tensors)}
 
 
 def _describe_tree(tree: Tree, name: str, tensors: Tensors) -> Any:
@@ -262,10 +259,9 @@ def _take_state(
     settings = None if said is None else versions.get(said["era"])
     if said is None or settings is None or settings.optimizer is None:
         return  # of settings that no round will use again
-    state.updater, state.generation = Updater(settings.optimizer), settings.generation
-    state.keep((said["updates"], said["num_update"]))
+    updater = state.restart(settings, said["updates"], said["num_update"])
     if said["known"]:
-        state.updater.states[key] = _restored_tree(said["outline"], name, tensors)
+        updater.states[key] = _restored_tree(said["outline"], name, tensors)
 
 
 def _restored_tree(outline: Any, name: str, tensors: Tensors) -> Tree:

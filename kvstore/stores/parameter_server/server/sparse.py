@@ -176,10 +176,8 @@ class TableSlice(RowTable, TableRows):
         found, self.given = self.given, None
         if found is None or found[0].generation != settings.generation:
             return
-        given, state = found[1], self.state
-        assert settings.optimizer is not None
-        state.updater, state.generation = Updater(settings.optimizer), settings.generation
-        state.keep((given.updates, given.num_update))
+        given = found[1]
+        updater = self.state.restart(settings, given.updates, given.num_update)
         self._blank_of = None  # the state of absent rows is replaced, too
         if not given.known:
             return
@@ -189,7 +187,7 @@ class TableSlice(RowTable, TableRows):
             return
         order = np.argsort(given.ids)
         positions = self._hold(given.ids[order])
-        self.blank_tree, self._blank_of = given.blank, state.updater
+        self.blank_tree, self._blank_of = given.blank, updater
         made = mapped(given.blank, lambda blank: np.repeat(blank, self.count, axis=0))
         for there, part in zip(arrays_of(made), arrays_of(given.tree), strict=True):
             there[positions] = part[order]

@@ -82,7 +82,7 @@ class ServerStorage:
     def withdraw(self, action: events.WithdrawJobs) -> events.JobsApplied:
         """Cancel jobs that wait for slices of a lost worker; execute the jobs that waited for those."""
         shard = self.shard(action.store)
-        given_up, ready = shard.rounds.withdraw(action.rank)
+        given_up, ready = shard.rounds.whole_keys.withdraw(action.rank)
         return events.JobsApplied(action.store, self._apply(action.store, ready, shard), given_up)
 
     def _apply(
@@ -99,7 +99,7 @@ class ServerStorage:
 
     def abort(self, action: events.AbortJobs) -> events.JobsApplied:
         """Cancel rounds of whole keys for which some slices have no job."""
-        return events.JobsApplied(action.store, [], self.shard(action.store).rounds.abort())
+        return events.JobsApplied(action.store, [], self.shard(action.store).rounds.whole_keys.abort())
 
     def _slice_update(self, store: int, job: events.SliceRound, shard: StoreShard) -> SliceUpdate:
         parts = [(rank, _payload_of(record, frames)) for rank, record, frames in job.parts]
@@ -218,7 +218,7 @@ class ServerStorage:
     ) -> tuple[Record, list[Any]]:
         """Read the value after a round that is not the last."""
         if request.kind == Kind.FETCH_STATE:
-            return _state_found(shard.past_state(request.slice, request.round))
+            return _state_found(shard.fetch_state(request.slice, request.round))
         found = shard.past(request.slice, request.round, _requested_ids(request, frames))
         if isinstance(found, tuple):
             absent = shard.absent(request.slice, request.round) if request.kind == Kind.PULL else None

@@ -215,23 +215,21 @@ class StoreShard:
         self._optimizers.put(settings)
         self._slices.withdraw_plans()
 
-    def fetch_state(self, slice: int) -> bytes:
-        """Return the optimizer's state of a slice, for `join_states`; b"" without an optimizer."""
-        settings, held = self._optimizers.newest(), self._slices.find(slice)
-        if settings.optimizer is None:
-            return b""
-        return pack_part(
-            held.key, held.part_state(settings), isinstance(held, TableSlice), settings.optimizer
-        )
+    def fetch_state(self, slice: int, round: int | None = None) -> bytes:
+        """Return the optimizer's state of a slice, now or after a round; b"" without an optimizer.
 
-    def past_state(self, slice: int, round: int) -> bytes:
-        """Return what `fetch_state` returned after a round; KVStoreError: it is not stored."""
+        Raises KVStoreError if the state after the round is not stored.
+        """
         settings, held = self._optimizers.newest(), self._slices.find(slice)
         if settings.optimizer is None:
             return b""
-        if isinstance(held, TableSlice):
+        if round is None:
+            part = held.part_state(settings)
+        elif isinstance(held, TableSlice):
             raise not_kept(held.key, round)
-        return pack_part(held.key, held.past_state(settings, round), False, settings.optimizer)
+        else:
+            part = held.past_state(settings, round)
+        return pack_part(held.key, part, isinstance(held, TableSlice), settings.optimizer)
 
     def put_state(self, slice: int, data: bytes, ordinal: int | None = None) -> None:
         """Set a state that `optimizer_states.split_states` made.

@@ -33,7 +33,7 @@ from ...protocol import Backend
 from ...protocol import Kind as Storage
 from ..protocol import messages as m
 from ..protocol.messages import Kind
-from ..protocol.optimizer_states import needs_whole_keys
+from ..protocol.optimizer_states import join_states, needs_whole_keys
 from .client import Client
 from .gpu_on_demand import GpuOnDemand
 from .initial_values import InitialValues
@@ -121,15 +121,6 @@ class DistBackend(Backend):
     def pulls(self) -> Pulls:
         """Reads values."""
         return self._pulls
-
-    def learn(self, newest: m.Answer) -> None:
-        """Record the settings that all workers agree on at a barrier."""
-        self._optimizer.learn_all(newest)
-
-    @property
-    def settings_version(self) -> int:
-        """The version of the optimizer's settings that is sent with this worker's pushes."""
-        return self._optimizer.version
 
     def observe(self, counters: Counters) -> None:
         """Count values that are sent and received."""
@@ -301,20 +292,15 @@ class DistBackend(Backend):
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Change settings of the optimizer, from this worker's next push of each key on."""
-        self._optimizer.change(lambda optimizer: optimizer.configure(**changes), changes, self._pushes.place)
-
-    def set_learning_rate(self, lr: float) -> None:
-        """Change the rate; see `configure`."""
-        self._optimizer.change(
-            lambda optimizer: optimizer.set_learning_rate(lr), ["learning_rate"], self._pushes.place
-        )
+        self._optimizer.configure(changes, self._pushes.place)
 
     def gather_states(self) -> Updater:
         """Fetch the optimizer's states from the servers."""
-        states = CollectStates(self._keys.all())
-        requests = [r for key in states.keys for r in read_requests(key, Kind.FETCH_STATE, states)]
+        assert self.updater is not None
+        keys, states = self._keys.all(), CollectStates()
+        requests = [r for key in keys for r in read_requests(key, Kind.FETCH_STATE, states)]
         self._pulls.read(requests, "states")()
-        return self._optimizer.joined(states)
+        return join_states([key.entry for key in keys], states.found, self.updater.optimizer)
 
     def adopt_states(self, content: Content) -> None:
         """Set the optimizer's states on all servers; one worker's call is valid for all."""

@@ -74,7 +74,7 @@ class InitialValues:
 
     def _create_keys(self, new: list[tuple[Key, Array | RowSparseArray]]) -> None:
         """Request the placement of keys, each on one server if the rule needs it, and write their values."""
-        whole = self._optimizer.wants_whole_keys
+        whole = needs_whole_keys(self._optimizer.optimizer)
         specs = tuple(spec_of(key, value, whole) for key, value in new)
         try:
             entries = self._client.request(partial(m.CreateKeys, keys=specs), "the placement of keys").entries

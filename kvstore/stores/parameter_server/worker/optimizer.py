@@ -7,22 +7,21 @@ a schedule is sent with each push, so that no server has to know what other work
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ....arrays.grouping import Key
 from ....errors import ConfigError, StateFileError
 from ....optimizer import Optimizer, Updater
-from ....optimizer.descriptions import changes_of, conflict, text_of
+from ....optimizer.descriptions import changes_of, text_of
 from ....optimizer.settings_log import CONFIGURE, COUNTS, NONE, OPTIMIZER, STEPS
 from ....optimizer.update_clock import UpdateClock
 from ...entry import Array
 from ..protocol import messages as m
-from ..protocol.optimizer_states import join_states, needs_whole_keys, split_states
+from ..protocol.optimizer_states import split_states
 from .client import Client
 from .key_directory import DistKey
-from .replies import CollectStates
 
 if TYPE_CHECKING:
     from ....optimizer.states import Content
@@ -47,9 +46,9 @@ class WorkerOptimizer:
         self._keeps_states = False
 
     @property
-    def wants_whole_keys(self) -> bool:
-        """Whether the rule needs whole tensors."""
-        return self.updater is not None and needs_whole_keys(self.updater.optimizer)
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer with this worker's settings, if there is one."""
+        return None if self.updater is None else self.updater.optimizer
 
     def install(self, optimizer: Optimizer, place: int) -> None:
         """Have the servers update, with fresh states; equal calls of other workers change nothing."""
@@ -65,14 +64,14 @@ class WorkerOptimizer:
         self.learn(answer.version)
         self.updater, self.clock = None, UpdateClock(epoch=answer.epoch)
 
-    def change(self, change: Callable[[Optimizer], None], names: Iterable[str], place: int) -> None:
+    def configure(self, changes: Mapping[str, Any], place: int) -> None:
         """Change settings, from this worker's next push of each key on.
 
         Once there are states, their structure cannot change.
         """
         own = self._copy()
-        change(own)
-        self._adopt(self._ask(CONFIGURE, changes_of(own, names), self.ordinal, place), own)
+        own.configure(**changes)
+        self._adopt(self._ask(CONFIGURE, changes_of(own, changes), self.ordinal, place), own)
 
     def _copy(self) -> Optimizer:
         assert self.updater is not None
@@ -99,14 +98,7 @@ class WorkerOptimizer:
 
     def _ask(self, kind: str, text: str, ordinal: int, place: int) -> m.Answer:
         settings = partial(m.Settings, kind=kind, ordinal=ordinal, text=text, place=place)
-        try:
-            return self._client.request(settings, f"the settings of {kind}")
-        except ConfigError as error:
-            there = m.optimizer_there(str(error))
-            if there is None:
-                raise
-            rank, theirs = there
-            raise ConfigError(conflict(theirs, rank, text, self._client.rank)) from error
+        return self._client.request(settings, f"the settings of {kind}")
 
     def _adopt(self, answer: m.Answer, optimizer: Optimizer) -> None:
         """Use the settings that hold for all: another worker may have changed more than this worker."""
@@ -115,15 +107,7 @@ class WorkerOptimizer:
 
     def _use(self, text: str) -> None:
         if self.updater is None or text != self._text:
-            described = json.loads(text)
-            self.updater = Updater(Optimizer.from_config(described["name"], described["config"]))
-            self._text = text
-
-    def joined(self, found: CollectStates) -> Updater:
-        """Join the states from the servers, in the form of a store of one process."""
-        assert self.updater is not None
-        entries = [key.entry for key in found.keys]
-        return join_states(entries, found.found, self.updater.optimizer)
+            self.updater, self._text = Updater(Optimizer.from_config(**json.loads(text))), text
 
     def adopt(
         self, content: Content, keys: Sequence[DistKey], key_templates: Mapping[Key, Array], place: int

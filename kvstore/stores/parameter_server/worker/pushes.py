@@ -160,8 +160,9 @@ class Pushes:
         """Check all values of a push, before anything changes."""
         dense: DensePushes = []
         sparse: SparsePushes = []
+        optimizer = self.optimizer.optimizer
         for key, values in self.keys.in_order(groups):
-            check_floating(key, self.optimizer.updater)
+            check_floating(key, optimizer)
             if not values:
                 continue
             if key.sparse or all(isinstance(value, RowSparseArray) for value in values):

@@ -140,8 +140,7 @@ class CollectTable:
 class CollectStates:
     """Collects the optimizer's states of all keys, slice by slice."""
 
-    def __init__(self, keys: Sequence[DistKey]) -> None:
-        self.keys = keys
+    def __init__(self) -> None:
         #: The states from the servers, by slice.
         self.found: dict[int, bytes] = {}
 

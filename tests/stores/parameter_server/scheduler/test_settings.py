@@ -57,8 +57,7 @@ class Asked:
     ) -> tuple[m.Settings, list[m.Install]]:
         """Let a worker ask; return its question, and the messages due to the servers."""
         asked = m.Settings(next(self.requests), 0, kind, ordinal, text, place)
-        change, installs = self.table.request_change(rank, asked, set(SERVERS), self.unpaced)
-        assert change is not None
+        installs = self.table.request_change(rank, asked, set(SERVERS), self.unpaced)
         self.tell(installs)
         return asked, installs
 
@@ -260,11 +259,8 @@ def test_another_optimizer_is_refused_and_changes_nothing() -> None:
     there = list(job.told)
     for kind, text in (("optimizer", described(256)), ("none", "")):
         asked = m.Settings(9, 0, kind, 1, text, 3)
-        assert job.table.request_change(1, asked, set(SERVERS)) == (None, [])
-        assert (job.table.conflicting_optimizer(asked).rank, job.table.conflicting_optimizer(asked).text) == (
-            0,
-            described(512),
-        )
+        with pytest.raises(ConfigError, match=r"two workers differ.*on worker 0 .* on worker 1"):
+            job.table.request_change(1, asked, set(SERVERS))
     assert (job.told, job.table.immediate_answers()) == (there, [])
 
 
