@@ -153,7 +153,7 @@ WORKERS = [ProcessRole("worker", rank) for rank in range(3)]
             WORKERS[:1],
         ),
         (WORKERS[1], b"PeerLostError: worker 0 of 3 died or stopped; noticed by worker 1.", WORKERS[:1]),
-        (WORKERS[1], b"PeerLostError: worker 0 is lost: nobody has heard of it for 5.0 s", []),
+        (WORKERS[1], b"PeerLostError: worker 0 is lost: no heartbeat of it has arrived for 5.0 s", []),
         (WORKERS[1], b"PeerLostError: server 0 is lost: it has failed", [ProcessRole("server", 0)]),
         (WORKERS[1], b"RuntimeError: worker 0 is lost: it has failed", []),
     ],

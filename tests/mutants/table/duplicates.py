@@ -60,7 +60,7 @@ DUPLICATES = [
         C_SESSIONS,
         "    for (d->low++; kp_has_number",
         "    for (d->low += 2; kp_has_number",
-        "a request that never came counts as come",
+        "a request that never arrived counts as received",
     ),
     Mutant(
         "duplicates",

@@ -59,7 +59,7 @@ def stopped(who: str, seconds: float, patience: float, why: Failure) -> Failure:
 
 
 def _how_lost(loss: Loss) -> str:
-    return f"nobody has heard of it for {loss.silent:.1f} s" if loss.silent > 0 else "it has failed"
+    return f"no heartbeat of it has arrived for {loss.silent:.1f} s" if loss.silent > 0 else "it has failed"
 
 
 def _process_name(loss: Loss) -> str:
