@@ -106,7 +106,7 @@ class Backend(Protocol):
         """Sum the values of each key, then update or replace the stored value."""
 
     def prepare_step(self) -> None:
-        """Before the one call of a step: make sure that all of it can be undone."""
+        """Prepare the undo of a step, before its only call."""
         return
 
     def settle_pushes(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,10 @@ def test_a_damaged_file_is_left_out_with_a_note(
 ) -> None:
     process_trace.write(file(WORKER), tmp_path)
     path = process_trace.write(file(WORKER, rank=1, pid=7, **damage), tmp_path)
-    path.write_text(path.read_text().replace(before, after))
+    text, checksum, _ = (
+        path.read_bytes().replace(before.encode(), after.encode()).rpartition(b'\n],"checksum":')
+    )
+    path.write_bytes(b"%b%b%d}\n" % (text, checksum, zlib.crc32(text)))  # damaged before it was written
     job = read_job(tmp_path)
     assert [process.name for process in job.processes] == ["worker 0"]
     assert job.notes == [

@@ -225,7 +225,7 @@ cdef class SliceValue:
         kp_swap_buffers(&self.v, round)
 
     def use_first_buffer(self):
-        """Make buffer 0 the value's again; what was in the other one is nobody's."""
+        """Make buffer 0 the value's again; the content of the other buffer is invalid."""
         self.v.current, self.v.before = 0, -1
 
     def take_changed(self):
