@@ -839,11 +839,11 @@ def interrupted_as_it_fails(size: int) -> list[float]:
     """Ctrl-C while the error of an updater is handled, on the worker that has arrived last."""
     store = kv.create("shared")
     store.init("w", np.zeros(size, F))
-    calls = []
+    calls, is_interrupted = [], store.rank == 0  # the other may carry the update out anew, by its own first call
 
     def raises_once(key: str, merged: Array, weight: Array) -> None:
         calls.append(key)
-        if len(calls) == 1:
+        if is_interrupted and len(calls) == 1:
             raise RuntimeError
         weight += merged
 
