@@ -282,7 +282,7 @@ class RegionTable(RowTable):
 
     def _assign_other(self, value: RowSparseArray, updates: JobUpdater) -> None:
         record = None if updates.updater is None else record_of(self._handle, shm.mode(self._job))
-        if record is None:
+        if record is None or record["state"] is None:
             self._allocate_other(value.indices)[: len(value.indices)] = value.data
         elif "blank" in record:
             self._attach(updates)
@@ -351,7 +351,7 @@ class RegionTable(RowTable):
         if record is None:
             return False, None
         tree = mapped(wrapped(self._handle, record["state"]), np.copy)
-        if "blank" not in record:
+        if tree is None or "blank" not in record:
             return True, tree
         held = mapped(tree, lambda array: array[: self.count])
         blank = wrapped(self._handle, record["blank"])
@@ -381,12 +381,12 @@ class RegionTable(RowTable):
 
     def _take_states(self, updater: Updater, record: dict[str, Any]) -> None:
         tree = wrapped(self._handle, record["state"])
-        if "blank" not in record:  # of all rows
+        if "blank" not in record and tree is not None:  # of all rows
             updater.states.pop(self.key, None)
             self._rooms = []
             self.fill()
         else:
-            self.blank_tree, self._blank_of = wrapped(self._handle, record["blank"]), updater
+            self.blank_tree, self._blank_of = wrapped(self._handle, record.get("blank")), updater
             self._rooms = list(arrays_of(tree))
             tree = mapped(tree, lambda array: array[: self.count])
         self._set_tree(tree)

@@ -214,6 +214,22 @@ store.load(path(1))
 store.wait(); store.barrier()
 note(store.save, 3)
 """,
+    "K: rows of a table that is loaded after pushes to an optimizer without states": """
+store.init(["t", "u"], first(["t", "u"]))
+store.set_optimizer(kv.optimizer.SGD(learning_rate=0.125))
+store.wait(); store.barrier()
+note(store.save, 1)
+for n in (1, 2): store.push(["t", "u"], g(["t", "u"], n))
+store.wait(); store.barrier()
+note(store.save_optimizer_states, 2, dump_optimizer=True)
+store.load(path(1))
+store.wait(); store.barrier()
+note(store.save, 3)
+store.push(["t", "u"], g(["t", "u"], 3))
+store.wait(); store.barrier()
+note(store.save, 4)
+note(store.save_optimizer_states, 5)
+""",
     "K: rows of a table that is loaded after its states": """
 store.init(["t", "b"], first(["t", "b"]))
 store.set_optimizer(kv.optimizer.NAG(momentum=0.5, learning_rate=0.125))
