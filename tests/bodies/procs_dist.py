@@ -30,7 +30,7 @@ from kvstore.store import divides, start_pushpull
 from kvstore.stores.hierarchy.backend import HierarchyBackend
 from kvstore.stores.parameter_server.server.loop import ServerLoop
 from kvstore.stores.parameter_server.transport import stream_client
-from kvstore.stores.parameter_server.transport.channel import Dealer
+from kvstore.stores.parameter_server.transport.channel import DealerChannel
 from kvstore.stores.parameter_server.worker.quick_calls import QuickCall
 
 F = np.float32
@@ -837,13 +837,13 @@ def _until_open(store: Any, streams: list[Any]) -> None:
 
 def _count_sent() -> list[int]:
     """Count the bytes of all messages that are sent over ZeroMQ."""
-    usual, sent = Dealer.send, [0]
+    usual, sent = DealerChannel.send, [0]
 
     def send(self: Any, frames: Any) -> None:
         sent.append(sum(memoryview(frame).nbytes for frame in frames))
         usual(self, frames)
 
-    Dealer.send = send  # type: ignore[method-assign]
+    DealerChannel.send = send  # type: ignore[method-assign]
     return sent
 
 

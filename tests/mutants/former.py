@@ -44,8 +44,8 @@ FORMER = [
         "0ffafac",
         "a worker lost after it had left a store that raises rejoins it",
         SCHEDULER + "stores.py",
-        "lost = [process.rank] if store.started else self._assignment.ranks(State.LOST)",
-        "lost = self._assignment.ranks(State.LOST)",
+        "lost = [process.rank] if store.started else self._assignment.ranks(ProcessState.LOST)",
+        "lost = self._assignment.ranks(ProcessState.LOST)",
         why_not="not known; no job of 1,900 had such a worker",
     ),
     Former(

@@ -42,7 +42,7 @@ from ..parameter_server.protocol.failures import raised
 from ..parameter_server.protocol.losses import host_is_gone
 from ..parameter_server.protocol.messages import Failure, Slice
 from ..parameter_server.worker.backend import DistBackend
-from ..parameter_server.worker.client import Client
+from ..parameter_server.worker.client import WorkerClient
 from ..parameter_server.worker.key_directory import DistKey
 from ..parameter_server.worker.pulls import delivering
 from ..parameter_server.worker.pushes import DensePushes, SparsePushes
@@ -78,7 +78,7 @@ def by_hosts(config: StoreConfig, flat: DistBackend) -> Backend:
 class HostProcesses(OtherProcesses):
     """The workers of a host, by the scheduler's reports while no thread receives them."""
 
-    def __init__(self, client: Client, ranks: list[int]) -> None:
+    def __init__(self, client: WorkerClient, ranks: list[int]) -> None:
         self._client, self._ranks, self.dead_after = client, ranks, client.dead_after
 
     def check(self) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bench.scale.wire import ControlCodec, batch_bytes
 from kvstore.stores.parameter_server.protocol import messages as m
-from kvstore.stores.parameter_server.protocol.messages import Batch, Kind, PayloadLocation, Record
+from kvstore.stores.parameter_server.protocol.messages import Batch, PayloadLocation, Record, RecordKind
 from kvstore.stores.parameter_server.transport.frames import MessageCodec, pack
 
 JOB = MessageCodec("a job")
@@ -17,7 +17,7 @@ JOB = MessageCodec("a job")
 
 def record(nbytes: int) -> Record:
     place = PayloadLocation.FRAME if nbytes else PayloadLocation.NONE
-    return Record(Kind.PUSHPULL, 3, 7, 1, place=place, nbytes=nbytes)
+    return Record(RecordKind.PUSHPULL, 3, 7, 1, place=place, nbytes=nbytes)
 
 
 @given(
@@ -33,7 +33,7 @@ def test_requests_have_the_bytes_that_a_stream_gives_them(sizes: list[int]) -> N
 
 
 def test_what_goes_to_many_is_made_once() -> None:
-    codec, view = ControlCodec(), m.View(0, 1, tuple(m.Member(n, n) for n in range(100)), (), (), ())
+    codec, view = ControlCodec(), m.ViewNotice(0, 1, tuple(m.Member(n, n) for n in range(100)), (), (), ())
     letters = [m.ReliableMessage(n, 0, view) for n in range(3)]
     found = [codec.measure(letter) for letter in letters]
     assert [is_new for _, is_new in found] == [True, False, False]

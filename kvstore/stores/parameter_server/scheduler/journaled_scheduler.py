@@ -1,9 +1,9 @@
 """A scheduler that can be restarted: it writes its events to a journal before their actions are carried out.
 
 The machine is deterministic, so its state follows from its events. The journal has each event that changed
-the persistent state (`Outgoing.changed`), with its time, and with the heartbeats since the event before. All
-events of one iteration of the event loop are one record. After a restart `read` passes the events through a
-machine again and drops the actions: the reliable links repeat each message that is not acknowledged. The
+the persistent state (`StepActions.changed`), with its time, and with the heartbeats since the event before.
+All events of one iteration of the event loop are one record. After a restart `read` passes the events through
+a machine again and drops the actions: the reliable links repeat each message that is not acknowledged. The
 clock of the machine continues at the time of the last event, so an absence of the scheduler adds to no wait.
 """
 
@@ -18,10 +18,10 @@ import msgspec
 
 from ....errors import ConfigError
 from ....source_tree import package_version
-from ..protocol.events import Action, Event, Heard, Received, Resumed, Tick
+from ..protocol.events import Action, Event, HeartbeatReceived, MessageReceived, SchedulerRestarted, TickEvent
 from ..protocol.messages import PROTOCOL, ReliableMessage
 from .journal_file import JournalFile
-from .machine import Scheduler, SchedulerOptions
+from .machine import SchedulerMachine, SchedulerOptions
 from .machine_state import dumped, loaded
 
 _FORMAT = 3
@@ -46,8 +46,8 @@ class JournalEntry(msgspec.Struct, array_like=True):
     def event(self) -> Event:
         """Return the event for the machine."""
         if self.message is not None:
-            return Received(self.peer, self.message)
-        return Resumed(self.term) if self.term else Tick()
+            return MessageReceived(self.peer, self.message)
+        return SchedulerRestarted(self.term) if self.term else TickEvent()
 
 
 class JournalHead(msgspec.Struct, array_like=True):
@@ -70,7 +70,7 @@ class RecordedScheduler:
     """The machine with the events since the last record; `clock` returns the time in seconds."""
 
     def __init__(self, options: SchedulerOptions, clock: Callable[[], float] = time.monotonic) -> None:
-        self.machine = Scheduler(options)
+        self.machine = SchedulerMachine(options)
         self._options = dataclasses.asdict(options)
         self._clock = clock
         self._behind = 0.0  # seconds that the machine's time is behind the clock
@@ -87,9 +87,9 @@ class RecordedScheduler:
         actions = self.machine.step(event, now)
         if self.machine.changed:
             entry = JournalEntry(now, *clocks, self._heard)
-            if isinstance(event, Received) and type(event.message) is ReliableMessage:
+            if isinstance(event, MessageReceived) and type(event.message) is ReliableMessage:
                 entry.peer, entry.message = event.peer, event.message  # type: ignore[assignment]
-            elif isinstance(event, Resumed):
+            elif isinstance(event, SchedulerRestarted):
                 entry.term = event.term
             self._entries.append(entry)
             self._heard = {}
@@ -102,10 +102,10 @@ class RecordedScheduler:
         return msgspec.msgpack.encode(entries) if entries else b""
 
     def _note_heard(self, event: Event) -> None:
-        if isinstance(event, Heard):
+        if isinstance(event, HeartbeatReceived):
             process = self.machine.process(event.process)
         else:
-            process = self.machine.process_of(event.peer) if isinstance(event, Received) else None
+            process = self.machine.process_of(event.peer) if isinstance(event, MessageReceived) else None
         if process is not None:
             self._heard[process.name] = process.heard
 
@@ -189,9 +189,9 @@ class JournaledScheduler(RecordedScheduler):
 
         def merged(records: list[bytes]) -> bytes:
             if records is not read:
-                self.machine.restore(Scheduler(self.machine.options).state())
+                self.machine.restore(SchedulerMachine(self.machine.options).state())
                 self.read(records)
-            self.step(Resumed(self.machine.term + 1))
+            self.step(SchedulerRestarted(self.machine.term + 1))
             self.next_record()
             return self.state_record(addresses)
 

@@ -11,7 +11,7 @@ import msgspec
 
 from ....kernels import cpu
 from ....settings.definitions import is_side
-from ..protocol.messages import DIMENSIONS, KEY_BYTES, Answer, Failure, Key, KeyEntry, KeySpec, Slice
+from ..protocol.messages import DIMENSIONS, KEY_BYTES, Failure, Key, KeyEntry, KeySpec, MemberReply, Slice
 
 _MOST_SLICES = 1 << 24  # of a store
 _TYPES = cpu.dtypes()
@@ -70,7 +70,7 @@ class KeyTable:
 
     def create(
         self, rank: int, request: int, specs: tuple[KeySpec, ...], initializer: int
-    ) -> tuple[Answer | None, tuple[KeyEntry, ...]]:
+    ) -> tuple[MemberReply | None, tuple[KeyEntry, ...]]:
         """Handle the init of a worker; return its answer, None if it must wait, and the new entries.
 
         The initializer gets the entries at once, and sets the values of keys that are not ready. Other
@@ -78,29 +78,29 @@ class KeyTable:
         """
         error = self._check(specs)
         if error is not None:
-            return Answer(request, error=error), ()
+            return MemberReply(request, error=error), ()
         keys = tuple(spec.key for spec in specs)
         if rank != initializer and (error := self._unreported_failure(keys, rank)):
-            return Answer(request, error=error), ()
+            return MemberReply(request, error=error), ()
         if rank != initializer and self._add_waiter(keys, KeyWaiter(rank, request, specs)):
             return None, ()
         new = tuple(self._placed(spec) for spec in specs if self._needs_place(spec))
-        return Answer(request, tuple(self._moving.get(key, self.entries[key]) for key in keys)), new
+        return MemberReply(request, tuple(self._moving.get(key, self.entries[key]) for key in keys)), new
 
-    def lookup(self, rank: int, request: int, keys: tuple[Key, ...], wait: bool) -> Answer | None:
+    def lookup(self, rank: int, request: int, keys: tuple[Key, ...], wait: bool) -> MemberReply | None:
         """Return the answer with the entries of the ready keys among `keys`, or among all keys if empty.
 
         With `wait`, None until all of the keys are ready.
         """
         wanted = keys or tuple(self.entries)
         if wait and (error := self._unreported_failure(keys, rank)):
-            return Answer(request, error=error)
+            return MemberReply(request, error=error)
         if wait and self._add_waiter(keys, KeyWaiter(rank, request, ())):
             return None
         known = (self.entries.get(key) for key in wanted)
-        return Answer(request, tuple(entry for entry in known if entry is not None and entry.ready))
+        return MemberReply(request, tuple(entry for entry in known if entry is not None and entry.ready))
 
-    def mark_ready(self, keys: Sequence[Key]) -> list[tuple[int, Answer]]:
+    def mark_ready(self, keys: Sequence[Key]) -> list[tuple[int, MemberReply]]:
         """Record that keys have values; return rank and answer of the requests that waited for them."""
         for key in keys:
             entry = self.entries.get(key)
@@ -120,7 +120,7 @@ class KeyTable:
                 answers += self._answers(awaited)
         return answers
 
-    def fail(self, keys: Sequence[Key], error: Failure, rank: int) -> list[tuple[int, Answer]]:
+    def fail(self, keys: Sequence[Key], error: Failure, rank: int) -> list[tuple[int, MemberReply]]:
         """Record that worker `rank` could not store the first values of keys.
 
         Return rank and answer of the requests that wait for them. The next request of each other worker gets
@@ -143,7 +143,9 @@ class KeyTable:
             reported.add(rank)
         return failures[0][0] if failures else None
 
-    def cancel_move(self, keys: Sequence[Key], error: Failure) -> tuple[list[int], list[tuple[int, Answer]]]:
+    def cancel_move(
+        self, keys: Sequence[Key], error: Failure
+    ) -> tuple[list[int], list[tuple[int, MemberReply]]]:
         """Cancel the move of keys; return its slices, and rank and answer of the waiting requests."""
         cancelled = [self._moving.pop(key) for key in keys if key in self._moving]
         failed = [
@@ -164,9 +166,9 @@ class KeyTable:
         self._old_places = [old for old in self._old_places if not old[1].issuperset(members)]
         return self._release(unread)
 
-    def promote(self, initializer: int) -> tuple[list[tuple[int, Answer]], tuple[KeyEntry, ...]]:
+    def promote(self, initializer: int) -> tuple[list[tuple[int, MemberReply]], tuple[KeyEntry, ...]]:
         """Return answers and new entries for the waiting inits of a worker that is the initializer now."""
-        answers: list[tuple[int, Answer]] = []
+        answers: list[tuple[int, MemberReply]] = []
         new: list[KeyEntry] = []
         for waiter in self._remove_waiters(initializer, creating=True):
             answer, entries = self.create(waiter.rank, waiter.request, waiter.specs, initializer)
@@ -257,12 +259,12 @@ class KeyTable:
     def _entries(self, keys: Sequence[Key]) -> tuple[KeyEntry, ...]:
         return tuple(self.entries[key] for key in keys)
 
-    def _answers(self, awaited: AwaitedKeys) -> list[tuple[int, Answer]]:
+    def _answers(self, awaited: AwaitedKeys) -> list[tuple[int, MemberReply]]:
         """Return rank and answer of the waiting requests; all share one tuple of entries, encoded once."""
         entries, answers = self._entries(awaited.keys), []
         for waiter in awaited.waiting:
             error = self._check(waiter.specs)
-            answers.append((waiter.rank, Answer(waiter.request, () if error else entries, error=error)))
+            answers.append((waiter.rank, MemberReply(waiter.request, () if error else entries, error=error)))
         return answers
 
     def _placed(self, spec: KeySpec) -> KeyEntry:
@@ -328,8 +330,8 @@ class KeyTable:
         return None
 
 
-def _failed_answers(awaited: AwaitedKeys, error: Failure) -> list[tuple[int, Answer]]:
-    return [(waiter.rank, Answer(waiter.request, error=error)) for waiter in awaited.waiting]
+def _failed_answers(awaited: AwaitedKeys, error: Failure) -> list[tuple[int, MemberReply]]:
+    return [(waiter.rank, MemberReply(waiter.request, error=error)) for waiter in awaited.waiting]
 
 
 def _is_spread(entry: KeyEntry) -> bool:

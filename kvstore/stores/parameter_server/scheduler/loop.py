@@ -20,11 +20,11 @@ from ....source_tree import package_version
 from ....waiting import NOTICE_AFTER
 from ..protocol import events
 from ..protocol.failures import raised
-from ..protocol.messages import PROTOCOL, Hello, Met, Pong, ReliableMessage
+from ..protocol.messages import PROTOCOL, HelloReply, HelloRequest, PingReply, ReliableMessage
 from ..protocol.view_log import tell_message
 from ..transport.sockets import SchedulerSockets
 from .journaled_scheduler import JournaledScheduler
-from .machine import Scheduler, SchedulerOptions
+from .machine import SchedulerMachine, SchedulerOptions
 
 log = logging.getLogger("kvstore.ps")
 
@@ -61,8 +61,8 @@ def run(
     sockets = _open_sockets(roles, journaled)
     roles = roles.bound(sockets.port)
     try:
-        loop = _Loop(roles, config, sockets, journaled)
-        recording.follow(loop, _Loop.record)
+        loop = _SchedulerLoop(roles, config, sockets, journaled)
+        recording.follow(loop, _SchedulerLoop.record)
         if watch is not None:
             watch(loop.deserted)
         if report is not None:
@@ -101,7 +101,7 @@ def _open_sockets(roles: Roles, journaled: JournaledScheduler | None) -> Schedul
         raise
 
 
-class _Loop:
+class _SchedulerLoop:
     """The event loop of one scheduler."""
 
     def __init__(
@@ -113,7 +113,7 @@ class _Loop:
     ) -> None:
         self._sockets, self._heartbeat = sockets, config.heartbeat
         self._journaled = journaled
-        self._machine = Scheduler(_options(roles, config)) if journaled is None else journaled.machine
+        self._machine = SchedulerMachine(_options(roles, config)) if journaled is None else journaled.machine
         self._absence = config.timeout if journaled is not None else 0.0
         self._actions: list[events.Action] = []
         if journaled is not None:
@@ -126,7 +126,7 @@ class _Loop:
         self._ticked = self._pinged = self._started = time.monotonic()
         self._notice_logged = False
         self._other_versions: set[str] = set()  # processes of another version of kvstore, each reported once
-        self._ended: events.End | None = None
+        self._ended: events.JobEnded | None = None
         self._members = MembershipLog(log)
         self.counters = self._members.counters = Counters("scheduler", roles.job, 0, 1)
 
@@ -134,16 +134,16 @@ class _Loop:
         """Return whether no worker was ever admitted."""
         return self._machine.deserted
 
-    def run(self) -> events.End:
+    def run(self) -> events.JobEnded:
         """Run the event loop until the job is over."""
-        watch(self, _Loop.whereabouts)
+        watch(self, _SchedulerLoop.whereabouts)
         log.info("scheduler started at %s", self._sockets.address)
         while self._ended is None:
             for peer, message in self._sockets.receive(_TICK):
                 self._note_version(message)
-                self._step(events.Received(peer, message))
+                self._step(events.MessageReceived(peer, message))
             for process in self._sockets.heartbeats.heard():
-                self._step(events.Heard(process))
+                self._step(events.HeartbeatReceived(process))
             self._tick(time.monotonic())
             self._carry_out()
         log.info("the job is over after %.1f s", time.monotonic() - self._started)
@@ -161,7 +161,11 @@ class _Loop:
     def _note_version(self, message: Any) -> None:
         """Warn of a process that has another version of kvstore and speaks the same protocol."""
         hello = message.body if type(message) is ReliableMessage else None
-        if type(hello) is not Hello or hello.protocol != PROTOCOL or hello.version == package_version():
+        if (
+            type(hello) is not HelloRequest
+            or hello.protocol != PROTOCOL
+            or hello.version == package_version()
+        ):
             return
         if hello.process not in self._other_versions:
             self._other_versions.add(hello.process)
@@ -178,7 +182,7 @@ class _Loop:
             self._sockets.heartbeats.ping()
         if now - self._ticked >= _TICK:
             self._ticked = now
-            self._step(events.Tick())
+            self._step(events.TickEvent())
         if not self._notice_logged and now - self._started > NOTICE_AFTER:
             self._notice_logged = True
             if missing := self._machine.waits_for():
@@ -197,21 +201,21 @@ class _Loop:
             self._journaled.commit()
         actions, self._actions = self._actions, []
         for action in actions:
-            if isinstance(action, events.Send):
+            if isinstance(action, events.SendMessage):
                 tell_message(self._members, action.message)
                 self._sockets.send(action.peer, self._addressed(action.message))
-            elif isinstance(action, events.End):
+            elif isinstance(action, events.JobEnded):
                 self._ended = action
 
     def _addressed(self, message: Any) -> Any:
         """Return the message with the addresses of heartbeats and echo, or the time, if it has them."""
         if type(message) is not ReliableMessage:
             return message
-        body: Met | Pong
-        if type(message.body) is Met:
-            body = Met(self._sockets.heartbeats.address, self._sockets.echo, self._absence)
-        elif type(message.body) is Pong:
-            body = Pong(message.body.number, time.monotonic_ns())
+        body: HelloReply | PingReply
+        if type(message.body) is HelloReply:
+            body = HelloReply(self._sockets.heartbeats.address, self._sockets.echo, self._absence)
+        elif type(message.body) is PingReply:
+            body = PingReply(message.body.number, time.monotonic_ns())
         else:
             return message
         return msgspec.structs.replace(message, body=body)

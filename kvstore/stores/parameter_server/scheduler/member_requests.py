@@ -7,47 +7,49 @@ from typing import Any
 
 from ....errors import ConfigError
 from ..protocol import messages as m
-from ..protocol.messages import Answer, Failure
-from .peers import Outgoing, Peer, State
+from ..protocol.messages import Failure, MemberReply
+from .peers import PeerConnection, ProcessState, StepActions
 from .rank_assignment import RankAssignment
 from .store_membership import StoreMembership
-from .stores import Stores, drop_message
+from .stores import StoreTable, drop_message
 
 
 class MemberRequests:
     """Handles requests, one method for each kind; answers at once, or after other workers or servers."""
 
-    def __init__(self, assignment: RankAssignment, stores: Stores) -> None:
+    def __init__(self, assignment: RankAssignment, stores: StoreTable) -> None:
         self._assignment = assignment
         self._stores = stores
         self._servers = assignment.servers
 
-    def handle(self, answer: Callable[..., None], peer: Peer, message: Any, outgoing: Outgoing) -> None:
+    def handle(
+        self, answer: Callable[..., None], peer: PeerConnection, message: Any, outgoing: StepActions
+    ) -> None:
         """Let one of the methods below answer a request of a member, or answer with an error."""
         store = peer.store
         if store is None or not store.started or not self._assignment.holds(peer, store):
             return
-        if store.broken and not isinstance(message, (m.Lookup, m.Count)):
-            outgoing.write(peer, Answer(message.request, error=store.failure))
+        if store.broken and not isinstance(message, (m.LookupRequest, m.LostCountRequest)):
+            outgoing.write(peer, MemberReply(message.request, error=store.failure))
         elif peer.rank not in store.members:
             closed = Failure("ClosedError", f"this worker has left {store}")
-            outgoing.write(peer, Answer(message.request, error=closed))
+            outgoing.write(peer, MemberReply(message.request, error=closed))
         else:
             answer(store, peer, message, outgoing)
 
     # ------------------------------------------------------------------------------------------------ rounds
 
     def join_rounds(
-        self, store: StoreMembership, peer: Peer, message: m.JoinRounds, outgoing: Outgoing
+        self, store: StoreMembership, peer: PeerConnection, message: m.JoinRequest, outgoing: StepActions
     ) -> None:
         """Let no round wait for the pushes of this worker any longer."""
         if peer.rank not in store.joined:
             store.join(peer.rank)
             self._stores.send_view_soon(store, outgoing)
-        outgoing.write(peer, Answer(message.request))
+        outgoing.write(peer, MemberReply(message.request))
         self._stores.release_waiters(store, outgoing)
 
-    def begin_rejoin(self, peer: Peer, message: m.Begin, outgoing: Outgoing) -> None:
+    def begin_rejoin(self, peer: PeerConnection, message: m.RejoinBeginNotice, outgoing: StepActions) -> None:
         """Ask the other workers for their rounds, for a restarted worker that is about to push."""
         store = peer.store
         if store is None or not self._assignment.holds(peer, store):
@@ -57,14 +59,18 @@ class MemberRequests:
             self._stores.send_view(store, outgoing)
             self._stores.release_waiters(store, outgoing)
 
-    def join_point_reached(self, peer: Peer, message: m.JoinPointReached, outgoing: Outgoing) -> None:
+    def join_point_reached(
+        self, peer: PeerConnection, message: m.JoinPointNotice, outgoing: StepActions
+    ) -> None:
         """Record the rounds that another worker had pushed when it reached the join point."""
         store = peer.store
         if store is not None and self._assignment.holds(peer, store):
             store.rejoins.note_report(peer.rank, message.epoch, message.pushed)
             self._stores.release_waiters(store, outgoing)
 
-    def barrier(self, store: StoreMembership, peer: Peer, message: m.Barrier, outgoing: Outgoing) -> None:
+    def barrier(
+        self, store: StoreMembership, peer: PeerConnection, message: m.BarrierRequest, outgoing: StepActions
+    ) -> None:
         """Answer when all needed workers have reached the barrier."""
         if not store.reach_barrier(peer.rank, message.request, message.number):
             outgoing.write(peer, store.settings.barrier_answer(message.request))
@@ -75,7 +81,11 @@ class MemberRequests:
     # -------------------------------------------------------------------------------------------------- keys
 
     def create_keys(
-        self, store: StoreMembership, peer: Peer, message: m.CreateKeys, outgoing: Outgoing
+        self,
+        store: StoreMembership,
+        peer: PeerConnection,
+        message: m.CreateKeysRequest,
+        outgoing: StepActions,
     ) -> None:
         """Place new keys; a worker that does not set their first values waits until they have values."""
         answer, new = store.keys.create(peer.rank, message.request, message.keys, store.initializer)
@@ -83,7 +93,9 @@ class MemberRequests:
         if answer is not None:
             outgoing.write(peer, answer)
 
-    def ready(self, store: StoreMembership, peer: Peer, message: m.Ready, outgoing: Outgoing) -> None:
+    def ready(
+        self, store: StoreMembership, peer: PeerConnection, message: m.KeysReadyRequest, outgoing: StepActions
+    ) -> None:
         """Answer the workers that wait for the values of keys."""
         if message.error is None:
             answers = store.keys.mark_ready(message.keys)
@@ -92,16 +104,20 @@ class MemberRequests:
             if slices:  # without slices the message would drop the whole store
                 self._servers.send_all(drop_message(store, slices), outgoing)
         self._stores.send_answers(store, answers, outgoing)
-        outgoing.write(peer, Answer(message.request))
+        outgoing.write(peer, MemberReply(message.request))
 
-    def lookup(self, store: StoreMembership, peer: Peer, message: m.Lookup, outgoing: Outgoing) -> None:
+    def lookup(
+        self, store: StoreMembership, peer: PeerConnection, message: m.LookupRequest, outgoing: StepActions
+    ) -> None:
         """Answer with the places of keys, after they have values if the request asks to wait."""
         wait = message.wait and not store.broken
         answer = store.keys.lookup(peer.rank, message.request, message.keys, wait)
         if answer is not None:
             outgoing.write(peer, answer)
 
-    def drop(self, store: StoreMembership, peer: Peer, message: m.Drop, outgoing: Outgoing) -> None:
+    def drop(
+        self, store: StoreMembership, peer: PeerConnection, message: m.DropKeysRequest, outgoing: StepActions
+    ) -> None:
         """Forget keys; workers that wait for their first values get the error of the request."""
         keys = message.keys
         if message.error is not None:
@@ -112,11 +128,13 @@ class MemberRequests:
             self._servers.send_all(drop_message(store, slices), outgoing)
         if message.error is not None:
             self._stores.send_answers(store, store.keys.fail(keys, message.error, peer.rank), outgoing)
-        outgoing.write(peer, Answer(message.request))
+        outgoing.write(peer, MemberReply(message.request))
 
     # ---------------------------------------------------------------------------------------------- settings
 
-    def settings(self, store: StoreMembership, peer: Peer, message: m.Settings, outgoing: Outgoing) -> None:
+    def settings(
+        self, store: StoreMembership, peer: PeerConnection, message: m.SettingsRequest, outgoing: StepActions
+    ) -> None:
         """Install a change of settings once, and answer when all servers have it."""
         if message.kind == "optimizer":  # its worker has no operation in progress, and knows all places
             self._stores.leave_old_places(store, peer.rank, outgoing)
@@ -125,18 +143,20 @@ class MemberRequests:
             installs = store.settings.request_change(peer.rank, message, servers, store.unpaced)
         except ConfigError as error:
             failure = Failure("ConfigError", f"worker {peer.rank}: {store}: {error}")
-            outgoing.write(peer, Answer(message.request, error=failure))
+            outgoing.write(peer, MemberReply(message.request, error=failure))
             return
         for install in installs:
             self._servers.send_all(install, outgoing)
         self._stores.send_answers(store, store.settings.immediate_answers(), outgoing)
 
-    def command(self, store: StoreMembership, peer: Peer, message: m.Command, outgoing: Outgoing) -> None:
+    def command(
+        self, store: StoreMembership, peer: PeerConnection, message: m.CommandRequest, outgoing: StepActions
+    ) -> None:
         """Send a command to all servers."""
         install = store.settings.command(peer.rank, message, set(range(self._servers.count)))
         self._servers.send_all(install, outgoing)
 
-    def installed(self, peer: Peer, message: m.Installed, outgoing: Outgoing) -> None:
+    def installed(self, peer: PeerConnection, message: m.InstallReply, outgoing: StepActions) -> None:
         """Record that a server has installed settings, or has refused them."""
         for store in self._stores.values():
             if store.number == message.store:
@@ -150,25 +170,27 @@ class MemberRequests:
 
     # ----------------------------------------------------------------------------------------------- absence
 
-    def count(self, store: StoreMembership, peer: Peer, message: m.Count, outgoing: Outgoing) -> None:
+    def count(
+        self, store: StoreMembership, peer: PeerConnection, message: m.LostCountRequest, outgoing: StepActions
+    ) -> None:
         """Answer with the number of processes that are silent, or lost and not replaced."""
         assignment = self._assignment
         processes = [*assignment.workers.values(), *self._servers.present.values()]
         silent = [
             process
             for process in processes
-            if process.state == State.HERE and outgoing.now - process.heard > message.seconds
+            if process.state == ProcessState.HERE and outgoing.now - process.heard > message.seconds
         ]
-        count = len(silent) + len(assignment.ranks(State.LOST)) + len(self._servers.missing)
-        outgoing.write(peer, Answer(message.request, count=count))
+        count = len(silent) + len(assignment.ranks(ProcessState.LOST)) + len(self._servers.missing)
+        outgoing.write(peer, MemberReply(message.request, count=count))
 
-    def send_missing(self, peer: Peer, message: m.Who, outgoing: Outgoing) -> None:
+    def send_missing(self, peer: PeerConnection, message: m.MissingRequest, outgoing: StepActions) -> None:
         """Send the ranks that the start of the store, its barrier, or this worker's request waits for."""
         store = peer.store
         servers = () if store is not None and store.started else tuple(self._servers.missing)
         ranks = self._assignment.missing if store is None else self._awaited(store, peer.rank)
         outgoing.send_unreliable(
-            peer, m.Missing(message.store, message.slice, message.round, tuple(ranks), servers)
+            peer, m.MissingReply(message.store, message.slice, message.round, tuple(ranks), servers)
         )
 
     def _awaited(self, store: StoreMembership, rank: int) -> list[int]:

@@ -1,10 +1,11 @@
 """How a restarted worker rejoins the rounds of a store: the choice of the first rounds that wait for it.
 
 When a worker returns, the other workers are in the middle of a pass over their keys, and the returned worker
-begins a pass. It reports the slice into which it pushes first (`Begin`): its join point. When another worker
-is about to push into that slice again, it reports the rounds that it has pushed so far (`JoinPointReached`).
-When all other workers have reported, the returned worker joins after the largest reported round of each
-slice. So all workers agree on the first round that waits for it, and until then no round waits for it.
+begins a pass. It reports the slice into which it pushes first (`RejoinBeginNotice`): its join point. When
+another worker is about to push into that slice again, it reports the rounds that it has pushed so far
+(`JoinPointNotice`). When all other workers have reported, the returned worker joins after the largest
+reported round of each slice. So all workers agree on the first round that waits for it, and until then no
+round waits for it.
 
 One worker joins at a time. If a member is lost, leaves, joins or returns before that, the epoch changes, and
 the other workers report again: rounds may have been completed that counted a member which is gone.

@@ -11,7 +11,7 @@ from typing import Any
 
 from ....settings.definitions import USUAL_SLICE_BYTES
 from ..protocol.losses import lost
-from ..protocol.messages import Failure, Loss, Member, View
+from ..protocol.messages import Failure, Loss, Member, ViewNotice
 from .hosts import HostSeats
 from .key_table import KeyTable
 from .rejoins import JoinPoint, RejoinCoordinator
@@ -158,7 +158,7 @@ class StoreMembership:
         self.broken = True
         self.epoch += 1
 
-    def view(self, servers: Iterable[Member], join_point: JoinPoint | None = None) -> View:
+    def view(self, servers: Iterable[Member], join_point: JoinPoint | None = None) -> ViewNotice:
         """Return the current view; one with a join point does not ask for reports on the next one."""
         members = tuple(self.members[rank] for rank in sorted(self.members))
         joined = tuple(sorted(self.joined | self._joined_and_left))
@@ -166,7 +166,7 @@ class StoreMembership:
         rejoining = tuple(sorted(self.rejoins.rejoining))
         rank, after = join_point or (-1, ())
         join_slice = -1 if join_point or self.broken else self.rejoins.join_slice
-        return View(
+        return ViewNotice(
             self.number, self.epoch, members, joined, losses, tuple(servers), self.broken, self.mode,
             rejoining, join_slice, rank, after, self.hosts.items(), tuple(sorted(self.hosts.finished)),
             tuple(sorted(self._settled.items())),

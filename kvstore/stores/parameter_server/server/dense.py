@@ -22,7 +22,7 @@ from ...rows import merge, merged
 from ..native._native import SliceValue
 from ..protocol.optimizer_states import NOTHING, PartState, needs_whole_keys
 from ..protocol.payload_bytes import SHARED_BYTES
-from ..transport.shared_buffers import Block, SharedValues
+from ..transport.shared_buffers import SharedBlock, SharedValues
 from .optimizer import OptimizerState, OptimizerVersion, check_form, refuse_parts
 from .payload import SlicePayload, SliceUpdate, not_kept, plain, some_rows, summands, usual_summands
 
@@ -41,10 +41,12 @@ class DenseKey:
         self.slices: list[DenseSlice] = []
         #: State of a rule that needs the whole key.
         self.state = OptimizerState()
-        self._memory: tuple[Array, Block | None] | None = None
+        self._memory: tuple[Array, SharedBlock | None] | None = None
         self._values: SharedValues | None = None
 
-    def memory_for(self, part: DenseSlice, memory: SharedValues | None) -> tuple[Array, Block | None, int]:
+    def memory_for(
+        self, part: DenseSlice, memory: SharedValues | None
+    ) -> tuple[Array, SharedBlock | None, int]:
         """Return memory for a slice: a flat array, its shared block if any, and its offset in the block."""
         if not self.whole:
             array, block = allocate(part.size, self.dtype, memory)
@@ -105,7 +107,7 @@ class DenseSlice(SliceValue):
         return self.live()
 
     def _set_memory(
-        self, number: int, memory: SharedValues | None, array: Array, block: Block | None, start: int
+        self, number: int, memory: SharedValues | None, array: Array, block: SharedBlock | None, start: int
     ) -> None:
         """Give a value buffer its memory, which begins `start` bytes after its block."""
         dtype = cpu.dtype_number(array.dtype)
@@ -285,7 +287,9 @@ class DenseSlice(SliceValue):
         return self.live().reshape(self.size // line, line), self.start // line
 
 
-def allocate(size: int, dtype: np.dtype[Any], memory: SharedValues | None) -> tuple[Array, Block | None]:
+def allocate(
+    size: int, dtype: np.dtype[Any], memory: SharedValues | None
+) -> tuple[Array, SharedBlock | None]:
     """Return memory for `size` elements, which other processes can read if possible."""
     block = memory.allocate(size * dtype.itemsize) if memory is not None and size else None
     if block is None:

@@ -33,7 +33,7 @@ from ....source_tree import package_version
 from ..protocol import events
 from ..protocol import messages as m
 from ..protocol.failures import raised
-from ..protocol.messages import Batch, Failure, Kind, PayloadLocation, Record
+from ..protocol.messages import Batch, Failure, PayloadLocation, Record, RecordKind
 from ..protocol.view_log import tell_message
 from ..transport.clock_comparison import ClockComparison
 from ..transport.frames import MessageLimits
@@ -68,7 +68,7 @@ class ServerLoop:
         incarnation = secrets.randbits(63)
         process = f"server/{roles.rank}/{os.getpid()}/{secrets.token_hex(8)}"
         self._sockets = ServerSockets(roles, incarnation, bool(config.streams))
-        hello = m.Hello(
+        hello = m.HelloRequest(
             "server", roles.rank, incarnation, process, roles.job, m.PROTOCOL,
             address=self._sockets.address, restarted=state is not None, version=package_version(),
         )  # fmt: skip
@@ -98,23 +98,23 @@ class ServerLoop:
         #: By store and rank, the handle of the values for a worker of this machine.
         self._memory: dict[tuple[int, int], str] = {}
         self._attaching: dict[Hashable, tuple[int, int]] = {}
-        self._ended: events.End | None = None
+        self._ended: events.JobEnded | None = None
         self._handlers: dict[type, Callable[[Any], events.Event | None]] = {
-            events.Reply: self._reply,
-            events.Apply: self._apply,
+            events.SendReplies: self._reply,
+            events.ApplyRounds: self._apply,
             events.AbortJobs: storage.abort,
             events.WithdrawJobs: storage.withdraw,
-            events.Send: self._send,
+            events.SendMessage: self._send,
             events.WriteSlices: storage.write,
-            m.Install: self._configure,
+            m.InstallRequest: self._configure,
             events.DefineSlices: self._define,
             events.ForgetSlices: self._forget,
-            events.Attachment: self._attach,
-            m.Met: self._meet_scheduler,
-            m.Welcome: self._welcomed,
+            events.WorkerAttachment: self._attach,
+            m.HelloReply: self._meet_scheduler,
+            m.WelcomeNotice: self._welcomed,
             events.SaveSnapshot: self._wants_snapshot,
-            events.End: self._end,
-            events.Failed: self._end,
+            events.JobEnded: self._end,
+            events.ProcessFailed: self._end,
         }
 
     def run(self) -> None:
@@ -128,7 +128,7 @@ class ServerLoop:
             cpu.level(), cpu.threads(), self._config.snapshot or "off",
         )  # fmt: skip
         try:
-            self._step(events.Start())
+            self._step(events.StartEvent())
             while self._ended is None:
                 self._serve_once()
         finally:
@@ -162,24 +162,24 @@ class ServerLoop:
         for peer, message in self._sockets.receive(_TICK):
             tell_message(self._members, message)
             self._clocks.read(message)
-            if type(message) is m.Attach:
+            if type(message) is m.AttachRequest:
                 self._attaching[peer] = message.store, message.rank
                 log.debug("worker %d attaches to store %d", message.rank, message.store)
             if isinstance(message, Batch):
                 self._handle_batch(peer, *self._storage.reach(message))
             else:
-                self._step(events.Received(peer, message))
+                self._step(events.MessageReceived(peer, message))
         now = time.monotonic()
         if now - self._ticked >= _TICK:
             self._ticked = now
-            self._step(events.Tick())
+            self._step(events.TickEvent())
             self._compare_clocks()
             self._stragglers.look(now)
         self._look_after_snapshots(now)
 
     def _handle_batch(self, peer: Hashable, batch: Batch, segments: Mapping[int, Any]) -> None:
         """Handle requests of a worker, with the segments of its shared memory."""
-        self._step(events.Received(peer, batch))
+        self._step(events.MessageReceived(peer, batch))
         self._link_stream(peer, batch, segments)
 
     def _compare_clocks(self) -> None:
@@ -270,7 +270,7 @@ class ServerLoop:
         """Update the counters of held keys; tables count with all their rows, so the sum may be huge."""
         self.counters.hold(self._held.keys, min(self._held.nbytes, 2**64 - 1))
 
-    def _apply(self, action: events.Apply) -> events.JobsApplied | None:
+    def _apply(self, action: events.ApplyRounds) -> events.JobsApplied | None:
         phase = UPDATING if any(job.version for job in action.jobs) else SUMMING
         with self.counters.during(phase):
             applied = self._storage.apply(action)
@@ -280,10 +280,10 @@ class ServerLoop:
                 self._machine.hold(action.store, job.slice, value)
         return applied
 
-    def _configure(self, install: m.Install) -> events.InstallDone:
+    def _configure(self, install: m.InstallRequest) -> events.InstallDone:
         return events.InstallDone(install.store, install.version, self._storage.configure(install))
 
-    def _attach(self, action: events.Attachment) -> None:
+    def _attach(self, action: events.WorkerAttachment) -> None:
         self._memory[action.store, action.rank] = self._storage.attach(action)
 
     def _forget(self, action: events.ForgetSlices) -> None:
@@ -301,11 +301,11 @@ class ServerLoop:
             del self._attaching[peer]
             self._sockets.forget(peer)
 
-    def _meet_scheduler(self, met: m.Met) -> None:
+    def _meet_scheduler(self, met: m.HelloReply) -> None:
         self._heartbeats = HeartbeatResponder(met.pulse, self._process, self._roles.keys, self._roles.job)
         self._sockets.meet(met.echo)
 
-    def _welcomed(self, welcome: m.Welcome) -> None:
+    def _welcomed(self, welcome: m.WelcomeNotice) -> None:
         self._storage.set_rank(welcome.rank)
         if self._config.snapshot and not self._roles.restart:
             self._storage.begin_snapshots(self._roles.job)
@@ -315,24 +315,24 @@ class ServerLoop:
     def _wants_snapshot(self, action: events.SaveSnapshot) -> None:
         self._due = True
 
-    def _end(self, action: events.End | events.Failed) -> None:
-        self._ended = action if isinstance(action, events.End) else events.End(action.failure)
+    def _end(self, action: events.JobEnded | events.ProcessFailed) -> None:
+        self._ended = action if isinstance(action, events.JobEnded) else events.JobEnded(action.failure)
 
-    def _send(self, action: events.Send) -> None:
+    def _send(self, action: events.SendMessage) -> None:
         message = action.message
-        if type(message) is m.Attached:
+        if type(message) is m.AttachReply:
             worker = self._attaching.get(action.peer, (-1, -1))
             self._forget_names(worker, but=action.peer)
             stream = self._sockets.offer_stream(action.peer)
             message = msgspec.structs.replace(message, memory=self._memory.get(worker, ""), stream=stream)
         self._sockets.send(action.peer, message)
 
-    def _reply(self, action: events.Reply) -> None:
+    def _reply(self, action: events.SendReplies) -> None:
         """Answer one worker; a large reply is sent in several messages."""
         with self.counters.during(MOVING, NO_SLICE, 0, 0, action.batch.rank):
             self._send_answers(action)
 
-    def _send_answers(self, action: events.Reply) -> None:
+    def _send_answers(self, action: events.SendReplies) -> None:
         records: list[Record] = []
         frames: list[Any] = []
         size = 0
@@ -350,16 +350,16 @@ class ServerLoop:
         if records or not action.answers:
             self._send_reply(action, records, frames)
 
-    def _send_reply(self, action: events.Reply, records: list[Record], frames: list[Any]) -> None:
+    def _send_reply(self, action: events.SendReplies, records: list[Record], frames: list[Any]) -> None:
         self._sockets.send(action.peer, action.batch._replace(records=records, frames=tuple(frames)))
 
     def _read_answer(
-        self, store: int, rank: int, kind: Kind, request: Record, round: int, detail: Any
+        self, store: int, rank: int, kind: RecordKind, request: Record, round: int, detail: Any
     ) -> tuple[Record, Sequence[Any]]:
         record = Record(kind, request.slice, request.sequence, round)
-        if kind == Kind.FAILED:
+        if kind == RecordKind.FAILED:
             return _failure_record(record, detail)
-        if kind != Kind.VALUE:
+        if kind != RecordKind.VALUE:
             return record, ()
         try:
             steady = self._machine.waits_for(store, rank)
@@ -389,4 +389,4 @@ class ServerLoop:
 
 def _failure_record(record: Record, failure: Failure) -> tuple[Record, list[bytes]]:
     text = msgspec.msgpack.encode(failure)
-    return record._replace(kind=Kind.FAILED, place=PayloadLocation.FRAME, nbytes=len(text)), [text]
+    return record._replace(kind=RecordKind.FAILED, place=PayloadLocation.FRAME, nbytes=len(text)), [text]

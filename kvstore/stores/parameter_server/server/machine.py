@@ -11,9 +11,9 @@ from ....settings.definitions import DEFAULTS
 from ..native._native import Link, SliceValue, Sums, TableRows
 from ..protocol import events
 from ..protocol import messages as m
-from ..protocol.events import ECHO, Action, Send
+from ..protocol.events import ECHO, Action, SendMessage
 from ..protocol.losses import lost, stopped, unmet
-from ..protocol.messages import Batch, Failure, Kind, Record, ReliableMessage
+from ..protocol.messages import Batch, Failure, Record, RecordKind, ReliableMessage
 from ..protocol.reliable_link import ReliableLink
 from ..protocol.silence import SilenceDetector
 from .store_machine import StoreMachine
@@ -49,7 +49,10 @@ class ServerMachine:
     """One server process; all events enter by `step`."""
 
     def __init__(
-        self, hello: m.Hello, options: ServerOptions | None = None, snapshot: dict[str, Any] | None = None
+        self,
+        hello: m.HelloRequest,
+        options: ServerOptions | None = None,
+        snapshot: dict[str, Any] | None = None,
     ) -> None:
         self.hello = hello
         self.options = options or ServerOptions()
@@ -59,23 +62,23 @@ class ServerMachine:
         self._effects = StepEffects(self.options.saves)
         self._link = ReliableLink(self.options.resend_after)
         self._stores: dict[int, StoreMachine] = {}
-        self._early: dict[Hashable, m.Attach] = {}
+        self._early: dict[Hashable, m.AttachRequest] = {}
         self._sums = Sums(self.options.saves)
         self._saving: list[tuple[WorkerSession, Record]] = []  # answered when the current snapshot is written
         self._silence = SilenceDetector(self.options.dead_after)
         self._met = False  # a message of the scheduler has arrived
-        self._absence = 0.0  # seconds that the scheduler may be absent, as in its `Met`
+        self._absence = 0.0  # seconds that the scheduler may be absent, as in its `HelloReply`
         self._echoes = False  # the address of its echo is known
         self._handlers: dict[type, Callable[[Any, float], None]] = {
-            m.Met: self._has_met,
-            m.Welcome: self._welcomed,
-            m.View: self._viewed,
-            m.Slices: self._define,
-            m.Install: self._install,
-            m.Over: self._over,
-            m.Refused: self._refused,
-            m.Fenced: self._fenced,
-            m.Ping: self._ping,
+            m.HelloReply: self._has_met,
+            m.WelcomeNotice: self._welcomed,
+            m.ViewNotice: self._viewed,
+            m.SlicesNotice: self._define,
+            m.InstallRequest: self._install,
+            m.JobEndNotice: self._over,
+            m.RefusalNotice: self._refused,
+            m.FenceNotice: self._fenced,
+            m.PingRequest: self._ping,
         }
         for state in (snapshot or {}).get("stores", ()):
             self._store(state["store"]).restore(state)
@@ -87,23 +90,23 @@ class ServerMachine:
         self._silence.step(now)
         if self.ended:
             return []
-        if kind is events.Received:
+        if kind is events.MessageReceived:
             self._received(event.peer, event.message, now)  # type: ignore[union-attr]
         elif kind is events.JobsApplied:
             self._applied(event)  # type: ignore[arg-type]
-        elif kind is events.Tick:
+        elif kind is events.TickEvent:
             self._tick(now)
         elif kind is events.InstallDone:
             self._configured(event, now)  # type: ignore[arg-type]
         elif kind is events.SnapshotSaved:
             self._saved(event)  # type: ignore[arg-type]
-        elif kind is events.Start:
+        elif kind is events.StartEvent:
             self._silence.note_heartbeat(now)
             self._write(self.hello, now)
         return self._effects.end()
 
     def quiet(self) -> bool:
-        """Return whether no `Apply` or `WriteSlices` is in progress, so that values and `snapshot` agree."""
+        """Return whether no job or write is in progress, so that values and `snapshot` agree."""
         return all(store.quiet() for store in self._stores.values())
 
     def snapshot(self) -> dict[str, Any]:
@@ -160,12 +163,12 @@ class ServerMachine:
         elif kind is ReliableMessage:
             if peer == SCHEDULER:
                 self._read(message, now)
-        elif kind is m.Attach:
+        elif kind is m.AttachRequest:
             self._attach(peer, message)
-        elif kind is m.Who:
+        elif kind is m.MissingRequest:
             store = self._stores.get(message.store)
             if store is not None:
-                self._effects.actions.append(Send(peer, store.missing(message.slice, message.round)))
+                self._effects.actions.append(SendMessage(peer, store.missing(message.slice, message.round)))
 
     def _requests(self, peer: Hashable, batch: Batch) -> None:
         store = self._stores.get(batch.store)
@@ -182,12 +185,12 @@ class ServerMachine:
                 session.peer = peer
                 store.handle_requests(session, batch)
         elif store.members.incarnations.get(batch.rank) != batch.incarnation:
-            self._effects.actions.append(Send(peer, store.fence(batch.rank)))
+            self._effects.actions.append(SendMessage(peer, store.fence(batch.rank)))
 
-    def _attach(self, peer: Hashable, attach: m.Attach) -> None:
+    def _attach(self, peer: Hashable, attach: m.AttachRequest) -> None:
         if attach.job != self.hello.job:
             text = f"this is job {self.hello.job!r}, not {attach.job!r}"
-            self._effects.actions.append(Send(peer, m.Fenced(0, text)))
+            self._effects.actions.append(SendMessage(peer, m.FenceNotice(0, text)))
             return
         store = self._stores.get(attach.store)
         if store is not None and store.members.epoch:
@@ -208,7 +211,7 @@ class ServerMachine:
                 store = self._stores.get(session.store)
                 if store is not None:
                     store.mark_kept(record.slice)
-                self._effects.answer(session, Kind.DONE, record, 0)
+                self._effects.answer(session, RecordKind.DONE, record, 0)
             else:
                 self._effects.fail(session, record, 0, event.error)
         self._saving.clear()
@@ -226,10 +229,10 @@ class ServerMachine:
                 handler(body, now)
         acknowledgement = self._link.pending_ack()
         if acknowledgement is not None:
-            self._effects.actions.append(Send(SCHEDULER, acknowledgement))
+            self._effects.actions.append(SendMessage(SCHEDULER, acknowledgement))
 
     def _write(self, body: Any, now: float) -> None:
-        self._effects.actions.append(Send(SCHEDULER, self._link.write(body, now)))
+        self._effects.actions.append(SendMessage(SCHEDULER, self._link.write(body, now)))
 
     def _store(self, number: int) -> StoreMachine:
         store = self._stores.get(number)
@@ -238,15 +241,15 @@ class ServerMachine:
             self._stores[number] = store
         return store
 
-    def _has_met(self, message: m.Met, now: float) -> None:
+    def _has_met(self, message: m.HelloReply, now: float) -> None:
         self._echoes, self._absence = True, message.absence
         self._effects.actions.append(message)
 
-    def _welcomed(self, message: m.Welcome, now: float) -> None:
+    def _welcomed(self, message: m.WelcomeNotice, now: float) -> None:
         self.rank = message.rank
         self._effects.actions.append(message)
 
-    def _viewed(self, view: m.View, now: float) -> None:
+    def _viewed(self, view: m.ViewNotice, now: float) -> None:
         store = self._store(view.store)
         store.view(view)
         ahead, store.ahead = store.ahead, []
@@ -257,21 +260,21 @@ class ServerMachine:
                 del self._early[peer]
                 store.attach(peer, attach)
 
-    def _define(self, message: m.Slices, now: float) -> None:
+    def _define(self, message: m.SlicesNotice, now: float) -> None:
         self._effects.actions.append(events.DefineSlices(message.store, message.keys))
         mine = [one.id for entry in message.keys for one in entry.slices if one.server == self.rank]
         self._store(message.store).define(mine)
 
-    def _install(self, message: m.Install, now: float) -> None:
+    def _install(self, message: m.InstallRequest, now: float) -> None:
         store = self._store(message.store)
         if message.kind == "drop":
             self._drop(message)
         elif message.version <= store.version:
-            self._write(m.Installed(message.store, message.version), now)  # it was in the snapshot
+            self._write(m.InstallReply(message.store, message.version), now)  # it was in the snapshot
         else:
             self._effects.actions.append(message)
 
-    def _drop(self, message: m.Install) -> None:
+    def _drop(self, message: m.InstallRequest) -> None:
         if message.text:
             self._stores[message.store].requests.forget(map(int, message.text.split(",")))
         else:
@@ -284,29 +287,31 @@ class ServerMachine:
         store = self._stores.get(event.store)
         if store is not None:
             store.version = max(store.version, event.version)
-        self._write(m.Installed(event.store, event.version, event.error), now)
+        self._write(m.InstallReply(event.store, event.version, event.error), now)
 
-    def _over(self, message: m.Over, now: float) -> None:
+    def _over(self, message: m.JobEndNotice, now: float) -> None:
         self._end(Failure("PeerLostError", message.error) if message.error else None)
 
-    def _refused(self, message: m.Refused, now: float) -> None:
+    def _refused(self, message: m.RefusalNotice, now: float) -> None:
         self._end(Failure(message.error, message.text))
 
-    def _fenced(self, message: m.Fenced, now: float) -> None:
+    def _fenced(self, message: m.FenceNotice, now: float) -> None:
         self._end(Failure("FencedError", message.text))
 
     def _end(self, failure: Failure | None) -> None:
         if not self.ended:
             self.ended, self.failure = True, failure
-            self._effects.work.append(events.End(failure))
+            self._effects.work.append(events.JobEnded(failure))
 
-    def _ping(self, message: m.Ping, now: float) -> None:
-        self._effects.actions.append(Send(SCHEDULER, self._link.send_unreliable(m.Pong(message.number))))
+    def _ping(self, message: m.PingRequest, now: float) -> None:
+        self._effects.actions.append(
+            SendMessage(SCHEDULER, self._link.send_unreliable(m.PingReply(message.number)))
+        )
 
     # --------------------------------------------------------------------------------------------------- time
 
     def _tick(self, now: float) -> None:
-        self._effects.actions.extend(Send(SCHEDULER, message) for message in self._link.again(now))
+        self._effects.actions.extend(SendMessage(SCHEDULER, message) for message in self._link.again(now))
         if self._effects.unsaved:
             self._effects.work.append(events.SaveSnapshot())
         silent, patience = self._silence.silent(now), self.options.dead_after
@@ -322,6 +327,8 @@ class ServerMachine:
             self._end(failure)
         elif self._silence.should_ask(now):
             if self._echoes:
-                self._effects.actions.append(Send(ECHO, m.Ping(0)))
+                self._effects.actions.append(SendMessage(ECHO, m.PingRequest(0)))
             if not self._echoes or self._silence.is_long(now):  # another process may be at the echo's address
-                self._effects.actions.append(Send(SCHEDULER, self._link.send_unreliable(m.Ping(0))))
+                self._effects.actions.append(
+                    SendMessage(SCHEDULER, self._link.send_unreliable(m.PingRequest(0)))
+                )

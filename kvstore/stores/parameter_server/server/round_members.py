@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ..native._native import Members
-from ..protocol.messages import Attach, Failure, View
+from ..protocol.messages import AttachRequest, Failure, ViewNotice
 from .slice_rounds import SliceRounds
 
 
@@ -25,10 +25,10 @@ class RoundMembers:
         self.seats: dict[int, int] = {}  # by rank, where hosts push; else empty
         self.needed: frozenset[int] = frozenset()  # members, or seats, that rounds wait for
         self.rejoining: frozenset[int] = frozenset()  # restarted members that no round waits for
-        self.collecting_join_point = False  # of one of them: `View.begin`
+        self.collecting_join_point = False  # of one of them: `ViewNotice.begin`
         self.broken: Failure | None = None
         #: Of a restarted server: the attachments of members, until all have attached.
-        self.returning: dict[int, Attach] | None = {} if restarted else None
+        self.returning: dict[int, AttachRequest] | None = {} if restarted else None
         #: The ranks that rounds wait for, as `native/rounds.h` reads them; `_note` keeps it up to date.
         self.of_rounds = Members()
         #: Of restarted workers: (slice, round), the last rounds without them.
@@ -36,7 +36,7 @@ class RoundMembers:
         #: Of workers that have left without having joined: the last round of each slice with their part.
         self.left: dict[int, dict[int, int]] = {}
 
-    def update(self, view: View, slices: Iterable[SliceRounds]) -> set[int]:
+    def update(self, view: ViewNotice, slices: Iterable[SliceRounds]) -> set[int]:
         """Apply a newer view; return the ranks of lost parts of incomplete rounds."""
         self.epoch, self.sync, self.seats = view.epoch, view.mode == "sync", dict(view.seats)
         members = {member.rank: member.incarnation for member in view.members}

@@ -33,7 +33,7 @@ from .payload import not_kept
 _SPARE = 1.25  # allocated rows, as a multiple of the rows that an update changes
 
 
-class _Kept(NamedTuple):
+class _KeptRows(NamedTuple):
     """The rows after a round: all, with the blank row, or only the rows that the next round changed."""
 
     round: int
@@ -42,7 +42,7 @@ class _Kept(NamedTuple):
     blank: Array | None
 
 
-_NOTHING_KEPT = _Kept(-1, np.empty(0, np.int64), np.empty(0), None)
+_NOTHING_KEPT = _KeptRows(-1, np.empty(0, np.int64), np.empty(0), None)
 
 
 class TableSlice(RowTable, TableRows):
@@ -113,14 +113,16 @@ class TableSlice(RowTable, TableRows):
         self._keeps, n = found
         self._before = _NOTHING_KEPT
         if self._keeps >= 0:
-            self._before = _Kept(self._keeps, self._ids_memory[:n], self._kept_memory[:n], None)
+            self._before = _KeptRows(self._keeps, self._ids_memory[:n], self._kept_memory[:n], None)
 
     def _keep(self, ids: Ids | None) -> None:
         """Copy these rows before a round, or all; without memory for it there is no copy."""
         if self._keeps >= 0:
             self._before = _NOTHING_KEPT
             with suppress(MemoryError):
-                self._before = _Kept(self._keeps, *self.read(ids), self.blank.copy() if ids is None else None)
+                self._before = _KeptRows(
+                    self._keeps, *self.read(ids), self.blank.copy() if ids is None else None
+                )
 
     def _memory_for_copies(self, n: int) -> Array | None:
         """Return memory for copies of `n` rows; None: they are not to be stored, or no memory."""
@@ -270,7 +272,7 @@ class TableSlice(RowTable, TableRows):
             self._keep(ids)  # before any change
             raise
         if before is not None:
-            self._before = _Kept(self._keeps, ids.copy(), before, None)
+            self._before = _KeptRows(self._keeps, ids.copy(), before, None)
         if master is None and were_all_held:  # else the update has moved the states, and the plan is invalid
             self._show(sources, settings, version, (kind, params, states))
 

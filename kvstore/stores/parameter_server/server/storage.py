@@ -27,10 +27,10 @@ from ..protocol.messages import (
     WRITTEN,
     Batch,
     Failure,
-    Install,
-    Kind,
+    InstallRequest,
     PayloadLocation,
     Record,
+    RecordKind,
 )
 from ..protocol.payload_bytes import ABSENT, SHARED_BYTES, as_bytes
 from ..transport.shared_buffers import PeerBuffers, SharedValues
@@ -40,7 +40,7 @@ from .store_shard import StoreShard
 
 log = logging.getLogger("kvstore.server")
 
-_READ = Record(Kind.VALUE, 0, 0)
+_READ = Record(RecordKind.VALUE, 0, 0)
 _JOB = "job"  # file that identifies the job of the snapshots
 
 
@@ -72,7 +72,7 @@ class ServerStorage:
 
     # ------------------------------------------------------------------------------------------- rounds
 
-    def apply(self, action: events.Apply) -> events.JobsApplied | None:
+    def apply(self, action: events.ApplyRounds) -> events.JobsApplied | None:
         """Sum and update; None where all rounds wait for others."""
         shard = self.shard(action.store)
         ready = shard.rounds.gather([self._slice_update(action.store, job, shard) for job in action.jobs])
@@ -160,10 +160,10 @@ class ServerStorage:
         values, results = [], []
         for slice, record, frames in action.writes:
             payload = _payload_of(record, frames)
-            if record.kind == Kind.PUT_STATE:
+            if record.kind == RecordKind.PUT_STATE:
                 results.append((slice, self._put_state(shard, slice, payload, record.version)))
             else:
-                values.append(SliceValueWrite(slice, payload, record.kind == Kind.INIT))
+                values.append(SliceValueWrite(slice, payload, record.kind == RecordKind.INIT))
         errors = shard.write(values)
         for (slice, _, _), error in zip(values, errors, strict=True):
             results.append((slice, None if error is None else self._failure(error)))
@@ -192,9 +192,9 @@ class ServerStorage:
             return _READ._replace(flags=IN_PLACE), []
         if past:
             return self._read_past(shard, request, frames)
-        if request.kind == Kind.FETCH_STATE:
+        if request.kind == RecordKind.FETCH_STATE:
             return _state_found(shard.fetch_state(request.slice))
-        if request.kind == Kind.PULL_ROWS or shard.is_table(request.slice):
+        if request.kind == RecordKind.PULL_ROWS or shard.is_table(request.slice):
             return self._read_rows(shard, request, frames)
         if request.flags not in (BY_FRAME, OF_ROUND) and (store, rank) in self._worker_buffers:
             place = shard.place(request.slice)
@@ -217,11 +217,11 @@ class ServerStorage:
         self, shard: StoreShard, request: Record, frames: Sequence[Any]
     ) -> tuple[Record, list[Any]]:
         """Read the value after a round that is not the last."""
-        if request.kind == Kind.FETCH_STATE:
+        if request.kind == RecordKind.FETCH_STATE:
             return _state_found(shard.fetch_state(request.slice, request.round))
         found = shard.past(request.slice, request.round, _requested_ids(request, frames))
         if isinstance(found, tuple):
-            absent = shard.absent(request.slice, request.round) if request.kind == Kind.PULL else None
+            absent = shard.absent(request.slice, request.round) if request.kind == RecordKind.PULL else None
             return _rows_found(*found, absent)
         return _READ._replace(place=PayloadLocation.FRAME, nbytes=found.nbytes), [as_bytes(found)]
 
@@ -278,7 +278,7 @@ class ServerStorage:
             else:
                 folder.remove()
 
-    def configure(self, install: Install) -> Failure | None:
+    def configure(self, install: InstallRequest) -> Failure | None:
         """Install settings, or log a command; a failure names this server."""
         if install.kind == "command":
             log.info("command %d: %s", install.head, install.text)
@@ -292,7 +292,7 @@ class ServerStorage:
             return Failure(failure.error, f"server {self._server}: {failure.text}")
         return None
 
-    def attach(self, action: events.Attachment) -> str:
+    def attach(self, action: events.WorkerAttachment) -> str:
         """Open the memory of a worker; if that succeeds, the worker can read the values of this server."""
         key = action.store, action.rank
         old = self._worker_buffers.pop(key, None)
@@ -422,7 +422,7 @@ def _fingerprint(job: str) -> bytes:
 
 def _requested_ids(request: Record, frames: Sequence[Any]) -> Any:
     """Return the requested row ids; None: all. ProtocolError: they are not in the request."""
-    if request.kind != Kind.PULL_ROWS:
+    if request.kind != RecordKind.PULL_ROWS:
         return None
     ids = (
         _payload_view(request, frames)[: request.rows * 8] if request.place == PayloadLocation.FRAME else b""

@@ -7,9 +7,19 @@ from typing import Any
 
 from ..native._native import Link, Sums, take_usual
 from ..protocol import messages as m
-from ..protocol.events import Send
+from ..protocol.events import SendMessage
 from ..protocol.losses import lost
-from ..protocol.messages import FLAGS, NBYTES, PLACE, PROBE, SEQUENCE, Batch, Kind, PayloadLocation, Record
+from ..protocol.messages import (
+    FLAGS,
+    NBYTES,
+    PLACE,
+    PROBE,
+    SEQUENCE,
+    Batch,
+    PayloadLocation,
+    Record,
+    RecordKind,
+)
 from .round_members import RoundMembers
 from .slice_requests import SliceRequests
 from .slice_rounds import Frames, SliceRounds
@@ -26,27 +36,27 @@ class StoreMachine:
     does.
     """
 
-    def __init__(self, number: int, hello: m.Hello, report: int, effects: StepEffects) -> None:
+    def __init__(self, number: int, hello: m.HelloRequest, report: int, effects: StepEffects) -> None:
         self.number = number
-        self.version = 0  # of the scheduler's last `Install`
-        self.settled: dict[int, int] = {}  # as in `View.settled`
+        self.version = 0  # of the scheduler's last `InstallRequest`
+        self.settled: dict[int, int] = {}  # as in `ViewNotice.settled`
         self.members = RoundMembers(hello.restarted)
         self.sessions = StoreSessions(number, hello.incarnation, effects)
         self.requests = SliceRequests(number, self.members, self.sessions, effects)
         self.ahead: list[tuple[Hashable, Batch]] = []  # batches of an epoch that is not known yet
         self._effects, self._report = effects, report
-        self._early: dict[int, tuple[Hashable, m.Attach]] = {}
+        self._early: dict[int, tuple[Hashable, m.AttachRequest]] = {}
 
     # --------------------------------------------------------------------------------------------- membership
 
-    def attach(self, peer: Hashable, attach: m.Attach) -> None:
+    def attach(self, peer: Hashable, attach: m.AttachRequest) -> None:
         """Open a worker's session, if it is a member; else fence it."""
         members, rank = self.members, attach.rank
         if attach.epoch > members.epoch:
             self._early[rank] = (peer, attach)
             return
         if members.incarnations.get(rank) != attach.incarnation:
-            self._effects.actions.append(Send(peer, self.fence(rank)))
+            self._effects.actions.append(SendMessage(peer, self.fence(rank)))
             return
         session = self.sessions.open(peer, attach, members.seats.get(rank))
         if members.returning is None:
@@ -55,14 +65,14 @@ class StoreMachine:
             members.returning[rank] = attach
             self._resume_when_attached()
 
-    def fence(self, rank: int) -> m.Fenced:
+    def fence(self, rank: int) -> m.FenceNotice:
         """Return the message for a process that is no member."""
         text = (
             f"worker {rank} is no longer a member of store {self.number}: it was lost, replaced or has left"
         )
-        return m.Fenced(self.members.epoch, text)
+        return m.FenceNotice(self.members.epoch, text)
 
-    def view(self, view: m.View) -> None:
+    def view(self, view: m.ViewNotice) -> None:
         """Apply a newer view."""
         members, slices = self.members, self.requests.slices
         if view.epoch <= members.epoch:
@@ -111,10 +121,10 @@ class StoreMachine:
             self.sessions.welcome(session, self.members.join_point(rank))
         self.requests.advance_all()
 
-    def missing(self, slice_: int, round_: int) -> m.Missing:
+    def missing(self, slice_: int, round_: int) -> m.MissingReply:
         """Return the ranks that a round of a slice waits for."""
         ranks = self.members.missing(self.requests.slices.get(slice_), round_)
-        return m.Missing(self.number, slice_, round_, tuple(ranks))
+        return m.MissingReply(self.number, slice_, round_, tuple(ranks))
 
     # ----------------------------------------------------------------------------------------------- requests
 
@@ -138,7 +148,7 @@ class StoreMachine:
                 session.received += nbytes
             self.requests.repeat(session, record, frames)
         elif record[FLAGS] == PROBE:
-            self._effects.answer(session, Kind.UNKNOWN, record, 0)
+            self._effects.answer(session, RecordKind.UNKNOWN, record, 0)
         elif self._must_wait(session, sequence):
             if len(session.early) < _EARLY:  # else the worker repeats it
                 session.early[sequence] = record, frames

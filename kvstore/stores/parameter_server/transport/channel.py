@@ -24,7 +24,7 @@ from kvstore.errors import AuthError, ConfigError, KVStoreError
 from kvstore.settings import addresses
 from kvstore.settings.ports import bound_in_range
 
-from .context import Context
+from .context import ZmqContext
 from .frames import Buffer, MessageLimits
 from .options import BORROWED, set_options, watch_closely
 from .zmq_auth import HandshakeMonitor, use_keys, use_password
@@ -43,7 +43,7 @@ class ZmqChannel:
     """A ZeroMQ socket with the options of kvstore."""
 
     def __init__(
-        self, context: Context, kind: int, address: str, limits: MessageLimits | None = None
+        self, context: ZmqContext, kind: int, address: str, limits: MessageLimits | None = None
     ) -> None:
         self._context = context
         self.address = address
@@ -88,7 +88,7 @@ class ZmqChannel:
         return frames
 
 
-class Dealer(ZmqChannel):
+class DealerChannel(ZmqChannel):
     """A connection to one router, which is made anew whenever it breaks.
 
     Messages in flight are lost silently when it breaks. The router knows this end by its identity, which no
@@ -101,7 +101,7 @@ class Dealer(ZmqChannel):
 
     def __init__(
         self,
-        context: Context,
+        context: ZmqContext,
         address: str,
         identity: bytes,
         role: str = "scheduler",
@@ -219,7 +219,7 @@ class Dealer(ZmqChannel):
         self._watch = None
 
 
-class Router(ZmqChannel):
+class RouterChannel(ZmqChannel):
     """An address at which any number of dealers connect; each message has its sender's identity.
 
     ``"tcp://127.0.0.1:0"`` uses a free port, which `address` then shows; ``"ipc://@name"`` is a unix socket
@@ -227,7 +227,7 @@ class Router(ZmqChannel):
     ConfigError where the port is in use, or the address is not this machine's.
     """
 
-    def __init__(self, context: Context, address: str, limits: MessageLimits | None = None) -> None:
+    def __init__(self, context: ZmqContext, address: str, limits: MessageLimits | None = None) -> None:
         addresses.check("the address to listen at", address)
         super().__init__(context, zmq.ROUTER, address, limits)
         try:
@@ -259,7 +259,7 @@ class Router(ZmqChannel):
         self.socket.bind(re.sub(r"^(tcp://.*):0$", r"\1:*", address))
 
     def send(self, peer: bytes, frames: Sequence[Buffer]) -> None:
-        """Send a message to a dealer, without blocking; otherwise as `Dealer.send`.
+        """Send a message to a dealer, without blocking; otherwise as `DealerChannel.send`.
 
         Raises NotSentError where no such dealer is connected, or it has not read for long.
         """
@@ -288,7 +288,7 @@ class ChannelPoller:
     def __init__(self) -> None:
         self._poller = zmq.Poller()
         self._channels: dict[Any, Any] = {}  # by ZeroMQ socket, or descriptor
-        self._watched: dict[zmq.Socket[bytes], Dealer] = {}
+        self._watched: dict[zmq.Socket[bytes], DealerChannel] = {}
         self._all = select.epoll()
         self._descriptors: dict[Any, int] = {}
         self._packed: bytes | None = None  # the values of `_descriptors`
@@ -329,7 +329,11 @@ class ChannelPoller:
         """Wait for messages of a channel, too."""
         self._channels[channel.socket] = channel
         self._register(channel.socket)
-        if isinstance(channel, Dealer) and channel.watch is not None and channel.watch.socket is not None:
+        if (
+            isinstance(channel, DealerChannel)
+            and channel.watch is not None
+            and channel.watch.socket is not None
+        ):
             self._watched[channel.watch.socket] = channel
             self._register(channel.watch.socket)
 

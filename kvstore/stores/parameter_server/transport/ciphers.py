@@ -26,7 +26,7 @@ _NAMES = {3: "aegis256", 1: "aes256gcm", 2: "chacha20poly1305_ietf"}
 _PERSON = b"kvstore streams"
 
 
-class Aead(NamedTuple):
+class AeadFunctions(NamedTuple):
     """Addresses of a cipher's functions, and sizes of their arguments."""
 
     encrypt: int
@@ -48,7 +48,7 @@ def choose(offered: Sequence[int]) -> int | None:
 
 
 @functools.cache
-def _aeads() -> dict[int, Aead]:
+def _aeads() -> dict[int, AeadFunctions]:
     """Find the functions of each cipher, in the library that zmq has loaded."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
@@ -73,7 +73,7 @@ def _has(library: ctypes.CDLL, name: str) -> bool:
     return not name.startswith("ae") or library.crypto_aead_aes256gcm_is_available() == 1
 
 
-def _aead(library: ctypes.CDLL, name: str) -> Aead:
+def _aead(library: ctypes.CDLL, name: str) -> AeadFunctions:
     prefix = f"crypto_aead_{name}"
     sizes = [getattr(library, f"{prefix}_{what}") for what in ("keybytes", "npubbytes", "abytes")]
     for size in sizes:
@@ -83,7 +83,7 @@ def _aead(library: ctypes.CDLL, name: str) -> Aead:
         raise AttributeError(prefix)
     wanted = (f"{prefix}_encrypt_detached", f"{prefix}_decrypt_detached", "crypto_generichash")
     first, second, third = (ctypes.cast(getattr(library, one), ctypes.c_void_p).value or 0 for one in wanted)
-    return Aead(first, second, third, nonce_bytes, tag_bytes)
+    return AeadFunctions(first, second, third, nonce_bytes, tag_bytes)
 
 
 class StreamHandshake:

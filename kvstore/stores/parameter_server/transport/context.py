@@ -16,10 +16,10 @@ from ....settings.keys import Keys
 from .frames import MessageLimits
 from .zmq_auth import ZapHandler, stop_events
 
-_OPEN: weakref.WeakSet[Context] = weakref.WeakSet()
+_OPEN: weakref.WeakSet[ZmqContext] = weakref.WeakSet()
 
 
-class Context:
+class ZmqContext:
     """The ZeroMQ context of a process. Every socket belongs to one, and is closed with it.
 
     With keys every connection is encrypted, and only processes with a listed key are admitted. Without keys

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ..protocol.messages import Answer, ReliableMessage, Slices, View
+from ..protocol.messages import MemberReply, ReliableMessage, SlicesNotice, ViewNotice
 
 
 class FanOut:
@@ -34,12 +34,12 @@ class FanOut:
 def _shared(message: Any) -> Any:
     """Return the part of a message that may be sent to several processes; None: there is none."""
     body = message.body if type(message) is ReliableMessage else None
-    if type(body) is Answer:
+    if type(body) is MemberReply:
         return body.entries or None
-    return body if type(body) in (View, Slices) else None
+    return body if type(body) in (ViewNotice, SlicesNotice) else None
 
 
 def _with_encoded(message: ReliableMessage, written: Any) -> ReliableMessage:
     body = message.body
-    answer = msgspec.structs.replace(body, entries=written) if type(body) is Answer else written
+    answer = msgspec.structs.replace(body, entries=written) if type(body) is MemberReply else written
     return ReliableMessage(message.number, message.seen, answer, message.term)

@@ -18,8 +18,8 @@ import threading
 import zmq
 
 from ....settings.keys import Keys
-from .channel import NotSentError, Router
-from .context import Context
+from .channel import NotSentError, RouterChannel
+from .context import ZmqContext
 from .frames import MessageLimits
 from .options import set_options
 from .process_limits import check_threads
@@ -69,8 +69,8 @@ class HeartbeatResponder:
 class SchedulerEcho:
     """The scheduler's echo: returns every message that arrives at `address`, until its context is closed."""
 
-    def __init__(self, context: Context, address: str) -> None:
-        router = Router(context, address, _LIMITS)
+    def __init__(self, context: ZmqContext, address: str) -> None:
+        router = RouterChannel(context, address, _LIMITS)
         self.address = router.address
         router.socket.setsockopt(zmq.ROUTER_MANDATORY, 0)  # a peer that has ended must not end the loop
         context.leave_to_thread(router.socket)
@@ -106,8 +106,8 @@ def _echo(socket: zmq.Socket[bytes]) -> None:
 class HeartbeatMonitor:
     """The scheduler's end: each `HeartbeatResponder` connects to `address`; a `Poller` waits for `router`."""
 
-    def __init__(self, context: Context, address: str) -> None:
-        self.router = Router(context, address, _LIMITS)
+    def __init__(self, context: ZmqContext, address: str) -> None:
+        self.router = RouterChannel(context, address, _LIMITS)
         self.address = self.router.address
         self._known: set[bytes] = set()
 

@@ -52,7 +52,7 @@ _FEW = 8  # newcomers that are never cut off: a handshake of this job needs only
 
 
 @dataclass(frozen=True)
-class _Newcomer:
+class _NewConnection:
     inode: int
     most_told: int  # bytes that a stranger is sent at most
     since: float
@@ -62,7 +62,7 @@ class NewConnections:
     """The accepted connections that are not known to be admitted."""
 
     def __init__(self) -> None:
-        self._found: dict[int, _Newcomer] = {}  # the oldest first
+        self._found: dict[int, _NewConnection] = {}  # the oldest first
         self._reserve = DescriptorReserve()
         self._all_looked_at = -math.inf
         # Two descriptors from the start: later there may be none left.
@@ -101,7 +101,7 @@ class NewConnections:
                 _detach_filter(one)
             self._found.pop(fd, None)
             told = _GREETING + _ERROR + (_CURVE_WELCOME if curve else 0)
-            self._found[fd] = _Newcomer(inode, told, time.monotonic())
+            self._found[fd] = _NewConnection(inode, told, time.monotonic())
 
     def cut_off_oldest(self) -> int:
         """Cut off the oldest newcomers if they use descriptors that this process needs; return how many."""
@@ -150,11 +150,11 @@ class NewConnections:
             os.dup2(self._nothing, self._copy, inheritable=False)
 
 
-def _is_other(one: socket.socket, newcomer: _Newcomer) -> bool:
+def _is_other(one: socket.socket, newcomer: _NewConnection) -> bool:
     return os.fstat(one.fileno()).st_ino != newcomer.inode
 
 
-def _is_let_in(one: socket.socket, newcomer: _Newcomer) -> bool:
+def _is_let_in(one: socket.socket, newcomer: _NewConnection) -> bool:
     """Return whether a connection was admitted; if so, remove its filter."""
     info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED.size)
     # The kernel may count the SYN. On a kernel without this count, each connection counts as admitted.

@@ -34,7 +34,7 @@ _CURES = {
 }
 
 
-class Block(NamedTuple):
+class SharedBlock(NamedTuple):
     """A piece of memory that others can read."""
 
     array: Bytes
@@ -64,7 +64,7 @@ class SharedBufferPool:
         """Memory reserved, in bytes."""
         return sum(segment.nbytes for segment in self._segments)
 
-    def allocate(self, nbytes: int) -> Block | None:
+    def allocate(self, nbytes: int) -> SharedBlock | None:
         """Return `nbytes` of memory, of any content, aligned to a cache line.
 
         None where there is no memory, for 0 bytes, in the child of a fork, and after `close`.
@@ -77,9 +77,9 @@ class SharedBufferPool:
         if place is None:
             return None
         segment, offset = place
-        return Block(self._segments[segment][offset : offset + nbytes], segment, offset)
+        return SharedBlock(self._segments[segment][offset : offset + nbytes], segment, offset)
 
-    def free(self, block: Block) -> None:
+    def free(self, block: SharedBlock) -> None:
         """Return a block that no process reads any more."""
         if self._usable():
             self._free[_rounded(block.array.nbytes)].append((block.segment, block.offset))

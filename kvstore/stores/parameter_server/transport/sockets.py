@@ -18,10 +18,10 @@ from ....settings import addresses
 from ....settings.roles import Roles
 from ..native._native import Link, count_values
 from ..protocol.events import ECHO
-from ..protocol.messages import PROTOCOL, Batch, Control, Hello, PayloadLocation
-from .channel import ChannelPoller, Dealer, NotSentError, Router, ZmqChannel
+from ..protocol.messages import PROTOCOL, Batch, Control, HelloRequest, PayloadLocation
+from .channel import ChannelPoller, DealerChannel, NotSentError, RouterChannel, ZmqChannel
 from .ciphers import available
-from .context import Context
+from .context import ZmqContext
 from .frames import MessageCodec, pack
 from .heartbeat_echoes import HeartbeatMonitor, SchedulerEcho
 from .native._streams import Exchange, ExpectedRows, Sender, Stream, await_replies
@@ -44,13 +44,13 @@ _THREADS = 4  # ZeroMQ's two, the ZAP handler's, and the echo's of the scheduler
 Message = Control | Batch
 
 
-class _Sockets:
+class _RoleSockets:
     """The sockets of one process; base class of all roles."""
 
     def __init__(self, roles: Roles, job: str) -> None:
         check_open_files(roles)
         check_threads(_THREADS)
-        self._context = Context(roles.keys, job=job)
+        self._context = ZmqContext(roles.keys, job=job)
         self._poller = ChannelPoller()
         self._counters = Counters("", "", 0, 0, shown=False)
         self.closed = False
@@ -83,22 +83,24 @@ def _should_limit_in_flight(roles: Roles) -> bool:
     )
 
 
-class WorkerSockets(_Sockets):
+class WorkerSockets(_RoleSockets):
     """A worker's sockets: one to the scheduler, one to its echo, and one to each server."""
 
-    def __init__(self, roles: Roles, hello: Hello, echo: str = "") -> None:
+    def __init__(self, roles: Roles, hello: HelloRequest, echo: str = "") -> None:
         super().__init__(roles, roles.job)
         self._codec = MessageCodec(roles.job)
         self._name = f"{roles.job}/{hello.group}.{hello.ordinal}/worker{roles.rank}/{hello.incarnation:x}"
-        self._servers: dict[int, Dealer] = {}
+        self._servers: dict[int, DealerChannel] = {}
         self._streams: dict[int, StreamClient] = {}
         self._encrypted, self._limits_in_flight = roles.keys is not None, _should_limit_in_flight(roles)
         self._sender: Sender | None = None
         self._peers: dict[Any, Hashable] = {}
-        self._echo: Dealer | None = None
+        self._echo: DealerChannel | None = None
         try:
             met = bool(echo)  # another store of this process has met the scheduler
-            self._scheduler = Dealer(self._context, roles.scheduler, _zmq_identity(self._name), insists=met)
+            self._scheduler = DealerChannel(
+                self._context, roles.scheduler, _zmq_identity(self._name), insists=met
+            )
             self._add_dealer(self._scheduler, SCHEDULER)
             if echo:
                 self.connect_echo(echo)
@@ -134,11 +136,11 @@ class WorkerSockets(_Sockets):
         """Open a connection to a server; it replaces an earlier one."""
         self._drop(server)
         name = f"{self._name}/{server}/{secrets.token_hex(4)}"
-        dealer = Dealer(self._context, address, _zmq_identity(name), "server", server, insists=True)
+        dealer = DealerChannel(self._context, address, _zmq_identity(name), "server", server, insists=True)
         self._servers[server] = dealer
         self._add_dealer(dealer, server)
 
-    def _add_dealer(self, dealer: Dealer, peer: Hashable) -> None:
+    def _add_dealer(self, dealer: DealerChannel, peer: Hashable) -> None:
         self._peers[dealer] = peer
         self._poller.add(dealer)
 
@@ -187,7 +189,7 @@ class WorkerSockets(_Sockets):
     def send(self, peer: Hashable, message: Message) -> None:
         """Send to ``"scheduler"``, `ECHO` or a server's number."""
         if peer == SCHEDULER:
-            dealer: Dealer | None = self._scheduler
+            dealer: DealerChannel | None = self._scheduler
         else:
             dealer = self._echo if peer == ECHO else self._servers.get(peer)  # type: ignore[call-overload]
         if dealer is None:
@@ -200,7 +202,7 @@ class WorkerSockets(_Sockets):
         except NotSentError as error:
             log.debug("not sent, and sent again later: %s", error)
 
-    def _send_batch(self, server: int, dealer: Dealer, batch: Batch) -> None:
+    def _send_batch(self, server: int, dealer: DealerChannel, batch: Batch) -> None:
         stream, counters = self._streams.get(server), self._counters
         if batch.frames:  # a probe of a late reply does not end a wait
             counters.enter(MOVING, NO_SLICE, 0, 0, -1 - server)
@@ -300,18 +302,18 @@ class WorkerSockets(_Sockets):
             self._poller.forget_wake()
 
 
-class ServerSockets(_Sockets):
+class ServerSockets(_RoleSockets):
     """A server's sockets: one to the scheduler, one to its echo, one for all workers, and their streams."""
 
     def __init__(self, roles: Roles, incarnation: int, streams: bool) -> None:
         super().__init__(roles, roles.job)
         self._streams: ServerStreams | None = None
         self._codec = MessageCodec(roles.job, marks=True)
-        self._echo: Dealer | None = None
+        self._echo: DealerChannel | None = None
         self._name = name = f"{roles.job}/server{roles.rank}/{incarnation:x}"
         try:
-            self._workers = Router(self._context, _server_address(roles, name))
-            self._scheduler = Dealer(self._context, roles.scheduler, _zmq_identity(name))
+            self._workers = RouterChannel(self._context, _server_address(roles, name))
+            self._scheduler = DealerChannel(self._context, roles.scheduler, _zmq_identity(name))
             self._poller.add(self._scheduler)
             if streams and (roles.keys is None or available()):
                 self._streams = ServerStreams(roles, self._poller)
@@ -434,14 +436,14 @@ class ServerSockets(_Sockets):
         return peer, _decoded(self._codec, frames, repr(peer))
 
 
-class SchedulerSockets(_Sockets):
+class SchedulerSockets(_RoleSockets):
     """The scheduler's sockets: one for all processes, `heartbeats` for their echoes, and its own echo."""
 
     def __init__(self, roles: Roles, before: Sequence[str] = ("", "")) -> None:
         # A scheduler without a name for its job gets one with its port; until then no process knows it.
         super().__init__(roles, roles.job or secrets.token_hex(16))
         try:
-            self._all = Router(self._context, _bind_address(roles))
+            self._all = RouterChannel(self._context, _bind_address(roles))
             # The addresses of the previous scheduler, if there was one: processes use them without a message.
             pulse, echo = before
             pulse = pulse or _server_address(roles, roles.scheduler + "/pulse/")
@@ -491,9 +493,9 @@ def _server_address(roles: Roles, name: str) -> str:
     return addresses.tcp(roles.host, roles.port if roles.role == "server" else 0)
 
 
-def _echo(context: Context, address: str, name: str) -> Dealer:
+def _echo(context: ZmqContext, address: str, name: str) -> DealerChannel:
     """Connect to the scheduler's echo. While it is absent, another process at its port may refuse."""
-    return Dealer(context, address, _zmq_identity(f"{name}/echo"), insists=True, watched=True)
+    return DealerChannel(context, address, _zmq_identity(f"{name}/echo"), insists=True, watched=True)
 
 
 def _zmq_identity(name: str) -> bytes:

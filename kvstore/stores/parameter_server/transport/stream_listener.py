@@ -44,7 +44,7 @@ _refusals = RefusalLog()
 
 
 @dataclass
-class _Unproven:
+class _UnprovenStream:
     """A connection that has sent its hello and has to prove that it knows the secret of its token."""
 
     since: float
@@ -86,7 +86,7 @@ class StreamListener:
         self._offers: dict[Hashable, StreamOffer] = {}
         self._left: deque[bytes] = deque(maxlen=_LEFT)
         self._strangers: dict[socket.socket, tuple[float, bytes]] = {}
-        self._unproven: dict[socket.socket, _Unproven] = {}
+        self._unproven: dict[socket.socket, _UnprovenStream] = {}
 
     def fileno(self) -> int:
         """Return the descriptor, which is readable when a connection can be accepted."""
@@ -219,11 +219,11 @@ class StreamListener:
         answer = salt + handshake.server_proof()
         if connection.send(answer) < len(answer):  # so few bytes are sent completely or not at all
             return False
-        self._unproven[connection] = _Unproven(since, token, handshake)
+        self._unproven[connection] = _UnprovenStream(since, token, handshake)
         return True
 
     def _check_proof(
-        self, connection: socket.socket, unproven: _Unproven, proof: bytes
+        self, connection: socket.socket, unproven: _UnprovenStream, proof: bytes
     ) -> tuple[bool, Hashable, Cipher | None]:
         del self._unproven[connection]
         if len(proof) < PROOF_BYTES:  # the worker has ended

@@ -92,7 +92,7 @@ def use_password(socket: zmq.Socket[bytes], job: str) -> None:
     socket.plain_username, socket.plain_password = b"kvstore", password(job)
 
 
-class _Listener:
+class _ListenAddress:
     """An address at which clients connect."""
 
     def __init__(self, address: str) -> None:
@@ -102,7 +102,7 @@ class _Listener:
             self.limited.set()
 
 
-_Listeners = dict[zmq.Socket[bytes], _Listener]
+_Listeners = dict[zmq.Socket[bytes], _ListenAddress]
 
 
 class ZapHandler:
@@ -117,7 +117,7 @@ class ZapHandler:
         self._allowed = frozenset(map(z85.decode, keys.allowed)) if keys else None  # None: by the job's name
         self._refusals = RefusalLog()
         self._connections = NewConnections()
-        self._new: deque[tuple[zmq.Socket[bytes], _Listener]] = deque()
+        self._new: deque[tuple[zmq.Socket[bytes], _ListenAddress]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
         self._eager = 0.0
@@ -140,7 +140,7 @@ class ZapHandler:
         if self._allowed is None:
             socket.plain_server = True
         events = _FAILED | _STOPPED | (_COME if address.startswith("tcp://") else 0)
-        listener = _Listener(address)
+        listener = _ListenAddress(address)
         self._new.append((send_events(socket, self._context.socket(zmq.PAIR), events), listener))
         os.eventfd_write(self._wake, 1)
         return listener.limited
@@ -192,7 +192,7 @@ class ZapHandler:
                     break
                 self._handle_event(event, listener)
 
-    def _handle_event(self, event: Mapping[str, Any], listener: _Listener) -> None:
+    def _handle_event(self, event: Mapping[str, Any], listener: _ListenAddress) -> None:
         match event["event"]:
             case zmq.EVENT_LISTENING:
                 self._connections.listen(event["value"])

@@ -32,16 +32,16 @@ from ...outs import Later
 from ...protocol import Backend
 from ...protocol import Kind as Storage
 from ..protocol import messages as m
-from ..protocol.messages import Kind
+from ..protocol.messages import RecordKind
 from ..protocol.optimizer_states import join_states, needs_whole_keys
-from .client import Client
+from .client import WorkerClient
 from .gpu_on_demand import GpuOnDemand
 from .initial_values import InitialValues
 from .key_directory import KeyDirectory
 from .operations import Finish
 from .optimizer import WorkerOptimizer
-from .pulls import Pulls, delivering
-from .pushes import Pushes
+from .pulls import PullOperations, delivering
+from .pushes import PushOperations
 from .quick_calls import QuickCalls
 from .quick_rows import QuickRowCalls, sole
 from .reads import ConsistentReads
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from ....optimizer.states import Content
 
 
-_CHAINED = {"push": Kind.PUSH, "pushpull": Kind.PUSHPULL}
+_CHAINED = {"push": RecordKind.PUSH, "pushpull": RecordKind.PUSHPULL}
 
 
 class DistBackend(Backend):
@@ -78,7 +78,7 @@ class DistBackend(Backend):
         self.config = config
         self.no_steps = _no_steps(config, self.synchronous)
         host = host_identity() if self.synchronous and config.hierarchy != "flat" else ""
-        client = Client(config, self.synchronous, config.slice_bytes or self.usual_slice_bytes(), host)
+        client = WorkerClient(config, self.synchronous, config.slice_bytes or self.usual_slice_bytes(), host)
         self.rank, self.num_workers, self.local_rank = client.rank, client.size, client.local_rank
         self._client = client
         self._memory = SharedPayloads(client, self.synchronous)
@@ -95,15 +95,17 @@ class DistBackend(Backend):
         client, config = self._client, self.config
         self._keys, self._optimizer = keys, WorkerOptimizer(client)
         self._slices = slices = RequestBuilder(self._memory)
-        self._pushes = Pushes(client, keys, slices, self._optimizer, self._gpus)
+        self._pushes = PushOperations(client, keys, slices, self._optimizer, self._gpus)
         reads = ConsistentReads(client, keys, self._pushes.calls, config.timeout)
-        self._pulls = Pulls(client, keys, self._memory, self._gpus, reads if self.synchronous else None)
+        self._pulls = PullOperations(
+            client, keys, self._memory, self._gpus, reads if self.synchronous else None
+        )
         self._quick = QuickCalls(client, keys, self._pushes, self._pulls, slices, self._memory)
         self._quick_rows = QuickRowCalls(client, keys, self._quick)
         self._values = InitialValues(self._pushes, self._pulls)
 
     @property
-    def client(self) -> Client:
+    def client(self) -> WorkerClient:
         """The connection to servers and scheduler."""
         return self._client
 
@@ -113,12 +115,12 @@ class DistBackend(Backend):
         return self._keys
 
     @property
-    def pushes(self) -> Pushes:
+    def pushes(self) -> PushOperations:
         """Checks, counts and sends pushes."""
         return self._pushes
 
     @property
-    def pulls(self) -> Pulls:
+    def pulls(self) -> PullOperations:
         """Reads values."""
         return self._pulls
 
@@ -298,7 +300,7 @@ class DistBackend(Backend):
         """Fetch the optimizer's states from the servers."""
         assert self.updater is not None
         keys, states = self._keys.all(), CollectStates()
-        requests = [r for key in keys for r in read_requests(key, Kind.FETCH_STATE, states)]
+        requests = [r for key in keys for r in read_requests(key, RecordKind.FETCH_STATE, states)]
         self._pulls.read(requests, "states")()
         return join_states([key.entry for key in keys], states.found, self.updater.optimizer)
 
@@ -391,7 +393,7 @@ class DistBackend(Backend):
 
     def command(self, head: int, body: str) -> None:
         """Send a command to every server, and wait until all have received it."""
-        self._client.request(partial(m.Command, head=head, body=body), f"command {head}")
+        self._client.request(partial(m.CommandRequest, head=head, body=body), f"command {head}")
 
     def abandon(self) -> None:
         """Leave the job as a lost worker."""

@@ -25,11 +25,11 @@ from ....settings.options import StoreConfig
 from ..protocol import events
 from ..protocol import messages as m
 from ..protocol.failures import raised
-from ..protocol.messages import Answer, Control, Failure, Slice
+from ..protocol.messages import Control, Failure, MemberReply, Slice
 from ..transport.shared_buffers import PeerBuffers, SharedBufferPool
 from ..transport.sockets import WorkerSockets
 from .driver import MachineDriver, ServerMemory
-from .operations import OperationTable, PendingOperation, Request
+from .operations import OperationTable, PartRequest, PendingOperation
 from .process import this_process, worker_roles
 from .state_machine.machine import WorkerMachine
 
@@ -42,7 +42,7 @@ log = logging.getLogger("kvstore.ps")
 _FAREWELL = 5.0  # seconds for the scheduler to receive that this worker leaves
 
 
-class Client:
+class WorkerClient:
     """One store of one worker process; the scheduler divides large keys at `slice_bytes`.
 
     `synchronous`: pushes count in rounds. `host`: this worker's host, where hosts push. Raises ConfigError
@@ -93,7 +93,7 @@ class Client:
             self._machine, self._sockets, self._process, self._operations, self._memory, config.timeout
         )
         try:
-            self.driver.step(events.Start())
+            self.driver.step(events.StartEvent())
             self.driver.wait(
                 lambda: self.member.welcome is not None, "the other processes of the job to start"
             )
@@ -143,7 +143,7 @@ class Client:
     # --------------------------------------------------------------------------------- requests to servers
 
     def submit(
-        self, requests: Sequence[Request], priority: int = 0, taken: Callable[[], None] | None = None
+        self, requests: Sequence[PartRequest], priority: int = 0, taken: Callable[[], None] | None = None
     ) -> PendingOperation:
         """Send requests, as far as the credit allows; later waits send the rest.
 
@@ -157,7 +157,7 @@ class Client:
         parts = [events.SliceRequest(r.server, r.record, r.payload, r.back) for r in requests]
         try:
             name = self._operations.add(operation)
-            self.driver.step(events.Submit(name, parts, priority), taken)
+            self.driver.step(events.SubmitRequests(name, parts, priority), taken)
         except BaseException as error:
             if not self.failed and not isinstance(error, KVStoreError):  # it may have been sent
                 self.give_up(operation, "a call", error)
@@ -166,7 +166,7 @@ class Client:
             raise
         return operation
 
-    def _check_sizes(self, requests: Sequence[Request]) -> None:
+    def _check_sizes(self, requests: Sequence[PartRequest]) -> None:
         """Raise CapabilityError for a payload that exceeds a message: it would be repeated for ever."""
         most = self.frame_bytes
         for request in requests:
@@ -276,11 +276,11 @@ class Client:
         """Leave the job as a lost worker, and inform the scheduler; every later call raises this failure."""
         self.before_leaving()
         failed = self._operations.failed
-        self._send_to_scheduler(partial(m.Leave, lost=True))
+        self._send_to_scheduler(partial(m.LeaveNotice, lost=True))
         self.driver.fail(failure)
         self._operations.failed = failed  # released pushes have ended for this reason, too
 
-    def perform(self, requests: Sequence[Request], what: str) -> None:
+    def perform(self, requests: Sequence[PartRequest], what: str) -> None:
         """Send requests, and wait until all are answered."""
         self.finish(self.submit(requests), what)
 
@@ -292,7 +292,7 @@ class Client:
         self._operations.release(operation)
 
     def exchange(
-        self, server: int, parts: list[tuple[int, int, int, int]], sizes: list[int], kind: m.Kind
+        self, server: int, parts: list[tuple[int, int, int, int]], sizes: list[int], kind: m.RecordKind
     ) -> Exchange:
         """Return an `Exchange` for parts of arrays of these sizes with a server."""
         member = self.member.welcome
@@ -322,7 +322,7 @@ class Client:
 
     # ---------------------------------------------------------------------------- requests to the scheduler
 
-    def request(self, make: Callable[..., Control], what: str) -> Answer:
+    def request(self, make: Callable[..., Control], what: str) -> MemberReply:
         """Send a request that the scheduler always answers; `make` gets `request` and `store`."""
         answer = self.request_or_none(make, what)
         assert answer is not None
@@ -330,7 +330,7 @@ class Client:
 
     def request_or_none(
         self, make: Callable[..., Control], what: str, until: Callable[[], bool] | None = None
-    ) -> Answer | None:
+    ) -> MemberReply | None:
         """Send a request to the scheduler; `make` gets `request` and `store`. None: `until` was true before.
 
         Raises TimeoutError, the scheduler's error, and ArgumentError for a message that cannot be sent, which
@@ -352,7 +352,7 @@ class Client:
             raise raised(operation.error)
         return operation.answer
 
-    def barrier(self) -> m.Answer:
+    def barrier(self) -> m.MemberReply:
         """Wait until every member that has not joined is here; servers have received their pushes by then.
 
         Returns the newest settings.
@@ -360,9 +360,9 @@ class Client:
         self.settle()
         return self.barrier_of_host(self.barriers + 1)
 
-    def barrier_of_host(self, number: int) -> m.Answer:
+    def barrier_of_host(self, number: int) -> m.MemberReply:
         """Wait until all other hosts are here; the workers of this host have met for its barrier `number`."""
-        answer = self.request(partial(m.Barrier, number=number), f"barrier {number}")
+        answer = self.request(partial(m.BarrierRequest, number=number), f"barrier {number}")
         self.barriers += 1
         return answer
 
@@ -370,7 +370,7 @@ class Client:
         """Inform all that this worker has no more batches."""
         if not self.joined:
             self.settle()
-            self.request(m.JoinRounds, "the other processes to know that this worker has joined")
+            self.request(m.JoinRequest, "the other processes to know that this worker has joined")
             self.joined = True
 
     def num_lost(self, timeout: float) -> int:
@@ -380,7 +380,9 @@ class Client:
         """
         if not self.failed:
             with contextlib.suppress(PeerLostError):
-                return self.request(partial(m.Count, seconds=timeout), "the number of dead processes").count
+                return self.request(
+                    partial(m.LostCountRequest, seconds=timeout), "the number of dead processes"
+                ).count
         view = self.member.view
         losses = () if view is None else view.losses
         return len(losses) + (self._machine.failure is not None and not losses)
@@ -454,7 +456,7 @@ class Client:
                     log.error("worker %d, as its store is closed: %s", self.rank, error)
             with contextlib.suppress(KVStoreError):
                 self.driver.compare_clocks()
-            self._send_to_scheduler(partial(m.Leave, lost=lost, last=last))
+            self._send_to_scheduler(partial(m.LeaveNotice, lost=lost, last=last))
         self.driver.closed = True
         if not self._process.keeps(self):
             self.close_sockets()
@@ -464,7 +466,7 @@ class Client:
     def send_bye(self, lost: bool) -> None:
         """Inform the scheduler that this process ends; for one store, when all are closed."""
         self.driver.closed = False
-        self._send_to_scheduler(lambda store: m.Bye(self._process.name, lost))
+        self._send_to_scheduler(lambda store: m.ProcessEndNotice(self._process.name, lost))
         self.driver.closed = True
         self.close_sockets()
 
@@ -474,7 +476,9 @@ class Client:
         name = self._operations.add(operation)
         with contextlib.suppress(KVStoreError):
             self.driver.step(events.SchedulerRequest(name, make(store=0)))
-            patience = max(_FAREWELL, self._process.absence)  # without `Leave` the worker would count as lost
+            patience = max(
+                _FAREWELL, self._process.absence
+            )  # without `LeaveNotice` the worker would count as lost
             end = time.monotonic() + min(patience, self.driver.timeout)
             self.driver.wait(lambda: operation.done or time.monotonic() > end, "the scheduler")
 

@@ -16,19 +16,19 @@ from ....errors import KVStoreError
 from ....optimizer import Optimizer
 from ...entry import Array, check_same, first_value
 from ..protocol import messages as m
-from ..protocol.messages import Kind
+from ..protocol.messages import RecordKind
 from ..protocol.optimizer_states import needs_whole_keys
 from .key_directory import DistKey, spec_of
-from .operations import Request
-from .pulls import Pulls
-from .pushes import Pushes
+from .operations import PartRequest
+from .pulls import PullOperations
+from .pushes import PushOperations
 from .request_builder import PushHeader, slice_requests
 
 
 class InitialValues:
     """Requests the placement of keys on servers, and writes their values."""
 
-    def __init__(self, pushes: Pushes, pulls: Pulls) -> None:
+    def __init__(self, pushes: PushOperations, pulls: PullOperations) -> None:
         self._client, self._keys, self._slices = pushes.client, pushes.keys, pushes.slices
         self._optimizer, self._gpus, self._pulls = pushes.optimizer, pushes.gpus, pulls
 
@@ -77,7 +77,9 @@ class InitialValues:
         whole = needs_whole_keys(self._optimizer.optimizer)
         specs = tuple(spec_of(key, value, whole) for key, value in new)
         try:
-            entries = self._client.request(partial(m.CreateKeys, keys=specs), "the placement of keys").entries
+            entries = self._client.request(
+                partial(m.CreateKeysRequest, keys=specs), "the placement of keys"
+            ).entries
             made = [DistKey(entry) for entry in entries]
             self._write_first_values(made, dict(new))
         except (KVStoreError, MemoryError) as error:
@@ -94,7 +96,7 @@ class InitialValues:
         self._client.perform(requests, "the first values of keys")
         if fresh:
             keys = tuple(key.key for key in fresh)
-            self._client.request(partial(m.Ready, keys=keys), "the first values of keys")
+            self._client.request(partial(m.KeysReadyRequest, keys=keys), "the first values of keys")
 
     def _tell_others(self, keys: tuple[Key, ...], error: Exception) -> None:
         """Have workers that wait for first values raise this error; a loss they know anyway."""
@@ -102,11 +104,11 @@ class InitialValues:
         rank, why = self._client.rank, str(error) or "it has too little memory"
         text = f"worker {rank} cannot store the first value of {_key_text(keys)}: {why}"
         with suppress(KVStoreError):
-            drop = partial(m.Drop, keys=keys, error=m.Failure(name, text))
+            drop = partial(m.DropKeysRequest, keys=keys, error=m.Failure(name, text))
             self._client.request(drop, "an init that has failed")
 
-    def _write_requests(self, key: DistKey, value: Array | RowSparseArray) -> Iterable[Request]:
-        head = PushHeader(Kind.ASSIGN)
+    def _write_requests(self, key: DistKey, value: Array | RowSparseArray) -> Iterable[PartRequest]:
+        head = PushHeader(RecordKind.ASSIGN)
         if isinstance(value, RowSparseArray):
             return self._slices.rows(key, [value], head)
         return self._slices.dense(key, [value], head, None)
@@ -128,7 +130,8 @@ class InitialValues:
             "the lowest rank to set the optimizer, too: its rule needs whole keys, and that worker moves them"
         )
         made = [
-            DistKey(entry) for entry in self._client.request(partial(m.CreateKeys, keys=specs), what).entries
+            DistKey(entry)
+            for entry in self._client.request(partial(m.CreateKeysRequest, keys=specs), what).entries
         ]
         if coming := [key for key in made if not key.entry.ready]:
             self._move_keys(coming)
@@ -146,18 +149,18 @@ class InitialValues:
         except KVStoreError as error:
             failure = m.Failure(type(error).__name__, f"worker {self._client.rank} cannot move keys: {error}")
             with suppress(KVStoreError):
-                self._request_old_slices(names, Kind.UNSEAL)
-                self._client.request(partial(m.Ready, keys=names, error=failure), "keys to stay")
+                self._request_old_slices(names, RecordKind.UNSEAL)
+                self._client.request(partial(m.KeysReadyRequest, keys=names, error=failure), "keys to stay")
             raise
-        self._client.request(partial(m.Ready, keys=names), "keys to be moved to one server")
+        self._client.request(partial(m.KeysReadyRequest, keys=names), "keys to be moved to one server")
 
     def _read_and_seal(self, names: list[Key]) -> list[Array | RowSparseArray]:
         """Read keys after the rounds that this worker has pushed into, and seal them against pushes."""
         self._pulls.fetch_all(names)  # the rounds are then complete
-        self._request_old_slices(names, Kind.SEAL)
+        self._request_old_slices(names, RecordKind.SEAL)
         return self._pulls.fetch_all(names)
 
-    def _request_old_slices(self, names: Sequence[Key], kind: Kind) -> None:
+    def _request_old_slices(self, names: Sequence[Key], kind: RecordKind) -> None:
         keys = [self._keys.find_or_raise(name) for name in names]
         self._client.perform([r for key in keys for r in slice_requests(key, kind)], "keys to be moved")
 

@@ -16,7 +16,7 @@ from ....settings.definitions import is_side
 from ...entry import Array
 from ..protocol import messages as m
 from ..protocol.messages import KeyEntry, KeySpec, Slice
-from .client import Client
+from .client import WorkerClient
 
 
 class DistKey:
@@ -73,7 +73,7 @@ class DistKey:
 class KeyDirectory:
     """All keys that this worker knows, or all side keys; it asks the scheduler for others."""
 
-    def __init__(self, client: Client, sides: bool = False) -> None:
+    def __init__(self, client: WorkerClient, sides: bool = False) -> None:
         self._client, self._sides = client, sides
         #: Keys by name.
         self.known: dict[Key, DistKey] = {}
@@ -91,7 +91,7 @@ class KeyDirectory:
         known = self.known.get(key)
         if known is None:
             self.check_kind(key)
-            answer = self._client.request(partial(m.Lookup, keys=(key,), wait=False), f"key {key!r}")
+            answer = self._client.request(partial(m.LookupRequest, keys=(key,), wait=False), f"key {key!r}")
             self.learn(answer.entries)
             known = self.known.get(key)
         return known
@@ -112,14 +112,14 @@ class KeyDirectory:
 
     def all(self) -> list[DistKey]:
         """Return all keys of the store that are ready, in the order of their init."""
-        answer = self._client.request(partial(m.Lookup, keys=(), wait=False), "the list of keys")
+        answer = self._client.request(partial(m.LookupRequest, keys=(), wait=False), "the list of keys")
         self.learn(answer.entries)
         return list(self)
 
     def wait_for(self, keys: tuple[Key, ...]) -> None:
         """Wait until keys are ready, or this worker becomes the initializer."""
         what = f"the init of {keys[0]!r}" if len(keys) == 1 else f"the init of {len(keys)} keys"
-        lookup = partial(m.Lookup, keys=keys)
+        lookup = partial(m.LookupRequest, keys=keys)
         answer = self._client.request_or_none(lookup, what, until=self._client.member.is_initializer)
         if answer is not None:
             self.learn(answer.entries)

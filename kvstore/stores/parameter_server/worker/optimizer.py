@@ -20,7 +20,7 @@ from ....optimizer.update_clock import UpdateClock
 from ...entry import Array
 from ..protocol import messages as m
 from ..protocol.optimizer_states import split_states
-from .client import Client
+from .client import WorkerClient
 from .key_directory import DistKey
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class WorkerOptimizer:
     A change has a place: the number of earlier calls of all workers together.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: WorkerClient) -> None:
         self._client = client
         self.updater: Updater | None = None
         #: The newest settings that this worker knows, sent with every push.
@@ -90,17 +90,17 @@ class WorkerOptimizer:
         """Record a version of the settings, which holds from this worker's next push of each key on."""
         self.version = max(self.version, version)
 
-    def learn_all(self, newest: m.Answer) -> None:
+    def learn_all(self, newest: m.MemberReply) -> None:
         """Record the settings that all workers agree on at a barrier."""
         self.learn(newest.version)
         if newest.count == self.ordinal and newest.text:
             self._use(newest.text)
 
-    def _ask(self, kind: str, text: str, ordinal: int, place: int) -> m.Answer:
-        settings = partial(m.Settings, kind=kind, ordinal=ordinal, text=text, place=place)
+    def _ask(self, kind: str, text: str, ordinal: int, place: int) -> m.MemberReply:
+        settings = partial(m.SettingsRequest, kind=kind, ordinal=ordinal, text=text, place=place)
         return self._client.request(settings, f"the settings of {kind}")
 
-    def _adopt(self, answer: m.Answer, optimizer: Optimizer) -> None:
+    def _adopt(self, answer: m.MemberReply, optimizer: Optimizer) -> None:
         """Use the settings that hold for all: another worker may have changed more than this worker."""
         self._use(answer.text or _described(optimizer))
         self.learn(answer.version)

@@ -23,7 +23,7 @@ from ..transport.heartbeat_echoes import HeartbeatResponder
 from .state_machine.options import WorkerOptions
 
 if TYPE_CHECKING:
-    from .client import Client
+    from .client import WorkerClient
     from .driver import MachineDriver
 
 _MOST_BATCH = 1 << 29  # bytes of payloads: a message of a stream has at most 1 GB, with heads and records
@@ -38,19 +38,19 @@ class WorkerProcess:
         self.config = ps_config()
         self._incarnation = secrets.randbits(63)
         self._ordinals: dict[str, itertools.count[int]] = defaultdict(itertools.count)
-        self._open: list[Client] = []
-        self._last: Client | None = None  # closed, but its sockets are open for `Bye`
+        self._open: list[WorkerClient] = []
+        self._last: WorkerClient | None = None  # closed, but its sockets are open for `ProcessEndNotice`
         self._heartbeats: HeartbeatResponder | None = None
         #: The address of the scheduler's echo, once a store knows it.
         self.echo = ""
-        #: Seconds that the scheduler may be absent, as in its `Met`.
+        #: Seconds that the scheduler may be absent, as in its `HelloReply`.
         self.absence = 0.0
         #: The failure of the first store that finds the scheduler lost.
         self.without_scheduler: m.Failure | None = None
 
-    def hello(self, group: str, options: dict[str, Any], host: str) -> m.Hello:
+    def hello(self, group: str, options: dict[str, Any], host: str) -> m.HelloRequest:
         """Return the hello of the next store of a group; with a host, where hosts push."""
-        return m.Hello(
+        return m.HelloRequest(
             "worker",
             self.roles.rank,
             self._incarnation,
@@ -81,7 +81,7 @@ class WorkerProcess:
         found = launchers.detect({**process_variables(), "KVSTORE_JOB": self.roles.job or "job"})
         return (rank, size) if found.launcher == "none" else (found.local_rank, found.local_size)
 
-    def met(self, met: m.Met) -> None:
+    def met(self, met: m.HelloReply) -> None:
         """Echo heartbeats of the scheduler, which knows this process now."""
         self.echo, self.absence = met.echo, met.absence
         if self._heartbeats is None:
@@ -95,7 +95,7 @@ class WorkerProcess:
                 "one process: create stores in that process only, or start more workers with `kvstore run -n`"
             )
 
-    def opened(self, client: Client) -> None:
+    def opened(self, client: WorkerClient) -> None:
         """Add a store that is a member of the job."""
         self._open.append(client)
 
@@ -105,8 +105,8 @@ class WorkerProcess:
             if client.driver is not waiting:
                 client.driver.glance()
 
-    def keeps(self, client: Client) -> bool:
-        """Remove a store that is closed; True: its sockets stay open for `Bye`."""
+    def keeps(self, client: WorkerClient) -> bool:
+        """Remove a store that is closed; True: its sockets stay open for `ProcessEndNotice`."""
         if client in self._open:
             self._open.remove(client)
         if client.failed:

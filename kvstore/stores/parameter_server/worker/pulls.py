@@ -16,12 +16,12 @@ from ....kernels import cpu
 from ....observe.counters import MOVING
 from ...entry import Array, check_shape, dense_out, not_row_sparse, row_ids, sparse_outs
 from ...outs import Later, host_outs
-from ..protocol.messages import Kind
+from ..protocol.messages import RecordKind
 from ..transport.native._streams import ExpectedRows
-from .client import Client
+from .client import WorkerClient
 from .gpu_on_demand import GpuOnDemand
 from .key_directory import DistKey, KeyDirectory
-from .operations import Finish, Request
+from .operations import Finish, PartRequest
 from .reads import ConsistentReads
 from .replies import CollectRows, CollectTable, FillOuts
 from .request_builder import read_requests, row_requests
@@ -30,7 +30,7 @@ from .shared_payloads import SharedPayloads
 log = logging.getLogger("kvstore.dist")
 
 
-class Pulls:
+class PullOperations:
     """Reads values, and has them written to their destinations.
 
     `reads` are those of a worker that does not take part in rounds; None where there are no rounds.
@@ -38,7 +38,7 @@ class Pulls:
 
     def __init__(
         self,
-        client: Client,
+        client: WorkerClient,
         keys: KeyDirectory,
         memory: SharedPayloads,
         gpus: GpuOnDemand,
@@ -52,7 +52,7 @@ class Pulls:
         """Request the values after all earlier pushes; the returned function receives them."""
         later = Later()
         wanted: list[tuple[DistKey, list[Array]]] = []
-        requests: list[Request] = []
+        requests: list[PartRequest] = []
         for key, outs in self._keys.in_order(groups):
             dense = [out for out in outs if not isinstance(out, RowSparseArray)]
             sparse = (
@@ -66,7 +66,7 @@ class Pulls:
                 wanted.append((key, self.targets(key, dense, later)))
         later.keep_apart((key, [], outs) for key, outs in wanted)
         for key, outs in wanted:
-            requests += read_requests(key, Kind.PULL, FillOuts(key, outs, self._memory))
+            requests += read_requests(key, RecordKind.PULL, FillOuts(key, outs, self._memory))
         return self.read(requests, "a pull", priority, later)
 
     def start_rows(
@@ -82,7 +82,7 @@ class Pulls:
                 check_shape(key, out, "out")
                 asked.append((key, CollectRows(key, out, row_ids(key, ids))))
         later = Later()
-        requests: list[Request] = []
+        requests: list[PartRequest] = []
         expected: list[tuple[int, ExpectedRows]] = []
         direct = len(asked) == 1 or cpu.independent([([], [rows.block]) for _, rows in asked])
         for key, rows in asked:
@@ -95,7 +95,11 @@ class Pulls:
         return self._read_rows(requests, expected, priority, later)
 
     def _read_rows(
-        self, requests: list[Request], expected: list[tuple[int, ExpectedRows]], priority: int, later: Later
+        self,
+        requests: list[PartRequest],
+        expected: list[tuple[int, ExpectedRows]],
+        priority: int,
+        later: Later,
     ) -> Finish:
         """Read rows; expected rows that arrive over a stream are received at their destination."""
         if not expected:
@@ -123,7 +127,7 @@ class Pulls:
         return outs
 
     def read(
-        self, requests: list[Request], what: str, priority: int = 0, later: Later | None = None
+        self, requests: list[PartRequest], what: str, priority: int = 0, later: Later | None = None
     ) -> Finish:
         """Start a read; where there are rounds, each key is of one round."""
         if self._reads is None or self._client.in_step:
@@ -134,14 +138,14 @@ class Pulls:
 
     def _table_requests(
         self, key: DistKey, dense: list[Any], sparse: list[RowSparseArray], later: Later
-    ) -> Iterable[Request]:
+    ) -> Iterable[PartRequest]:
         found = [dense_out(key, out) for out in dense]
         table = CollectTable(key, [array for array, _ in found], sparse)
         later.add(key.key, table.deliver)
         for _, deliver in found:
             if deliver is not None:
                 later.add(key.key, deliver)
-        return read_requests(key, Kind.PULL, table)
+        return read_requests(key, RecordKind.PULL, table)
 
     # ------------------------------------------------------------------------------------------------- outs
 
@@ -179,12 +183,12 @@ def _empty_like(key: DistKey) -> Array | RowSparseArray:
     return trusted_rows(rows, np.empty(0, np.int64), key.shape)
 
 
-def delivering(finish: Finish, later: Later, client: Client) -> Finish:
+def delivering(finish: Finish, later: Later, client: WorkerClient) -> Finish:
     """Return a function that ends an operation, and then converts values to other types and devices."""
     return partial(_finish_and_deliver, finish, later, client)
 
 
-def _finish_and_deliver(finish: Finish, later: Later, client: Client) -> None:
+def _finish_and_deliver(finish: Finish, later: Later, client: WorkerClient) -> None:
     finish()
     with client.counters.during(MOVING):
         later.deliver()

@@ -14,13 +14,13 @@ from ....kernels import cpu
 from ....observe.counters import CONVERTING, MOVING
 from ...entry import Array, dense_source, row_source, sparse_source
 from ...update import check_floating
-from ..protocol.messages import Kind
+from ..protocol.messages import RecordKind
 from ..protocol.payload_bytes import SHARED_BYTES
-from .client import Client
+from .client import WorkerClient
 from .consistent_rounds import PushCalls
 from .gpu_on_demand import GpuOnDemand
 from .key_directory import DistKey, KeyDirectory
-from .operations import Finish, PendingOperation, Request
+from .operations import Finish, PartRequest, PendingOperation
 from .optimizer import WorkerOptimizer
 from .replies import FillOuts
 from .request_builder import PushHeader, RequestBuilder
@@ -33,12 +33,12 @@ SparsePushes = list[tuple[DistKey, list[RowSparseArray]]]
 _OPEN = 2  # incomplete rounds of a key into which a worker may push
 
 
-class Pushes:
+class PushOperations:
     """Checks and sends the pushes of one worker; every push has the optimizer's version."""
 
     def __init__(
         self,
-        client: Client,
+        client: WorkerClient,
         keys: KeyDirectory,
         slices: RequestBuilder,
         optimizer: WorkerOptimizer,
@@ -57,7 +57,7 @@ class Pushes:
         """Send; the returned function waits until it is accepted."""
         dense, sparse = self.checked(groups)
         self.client.check_writing()
-        operation = self._send(Kind.PUSH, _without_outs(dense), sparse, priority)
+        operation = self._send(RecordKind.PUSH, _without_outs(dense), sparse, priority)
         return partial(self.client.finish, operation, "a push")
 
     def start_plain(self, groups: list[Group]) -> Finish:
@@ -67,7 +67,7 @@ class Pushes:
         small = not sparse and sum(key.nbytes for key, _ in dense) < SHARED_BYTES
         if small:  # copied, because the caller does not wait until they are sent
             dense = [(key, [value.copy() for value in values]) for key, values in dense]
-        operation = self._send(Kind.PUSH, _without_outs(dense), sparse)
+        operation = self._send(RecordKind.PUSH, _without_outs(dense), sparse)
         if small and self.are_few_open(key for key, _ in dense):
             self.client.release(operation)
             return _nothing
@@ -78,7 +78,7 @@ class Pushes:
     ) -> PendingOperation:
         """Send a pushpull of dense keys, as `checked` has returned them; values are divided on servers."""
         self.client.check_writing()
-        return self._send(Kind.PUSHPULL, fills, [], priority, divisor)
+        return self._send(RecordKind.PUSHPULL, fills, [], priority, divisor)
 
     def are_few_open(self, keys: Iterable[DistKey]) -> bool:
         """Return whether servers accept these pushes at once, as far as this worker knows."""
@@ -126,7 +126,7 @@ class Pushes:
 
     def _send(
         self,
-        kind: Kind,
+        kind: RecordKind,
         dense: Sequence[DensePart],
         sparse: SparsePushes,
         priority: int = 0,
@@ -137,7 +137,7 @@ class Pushes:
         version = self.optimizer.version
         heads = iter([PushHeader(kind, version, stamp) for stamp in self.stamps_of_call(of_arrays, of_rows)])
         then: list[Callable[[], None]] = []
-        requests: list[Request] = []
+        requests: list[PartRequest] = []
         for key, values, outs in dense:
             if self.feedback is None:
                 requests += self.slices.dense(key, values, next(heads), outs, divisor)

@@ -24,29 +24,29 @@ from ....kernels import cpu
 from ....observe.counters import CONVERTING
 from ...entry import Array
 from ..protocol.events import Action, SliceRequest
-from ..protocol.messages import Kind
+from ..protocol.messages import RecordKind
 from ..protocol.payload_bytes import SHARED_BYTES
 from ..transport.native._streams import Exchange, Stream
 from ..transport.shared_buffers import PeerBuffers
 from ..transport.sockets import Message, WorkerSockets
 from .call_plans import Arrays, CallPlan, CallPlans, PackedValues, ServerPlan
-from .client import Client
+from .client import WorkerClient
 from .key_directory import KeyDirectory
-from .operations import Finish, OperationTable, PendingOperation, Request
-from .pulls import Pulls
-from .pushes import Pushes
+from .operations import Finish, OperationTable, PartRequest, PendingOperation
+from .pulls import PullOperations
+from .pushes import PushOperations
 from .request_builder import PushHeader, RequestBuilder, read_requests
 from .shared_payloads import SharedPayload, SharedPayloads
 from .state_machine.machine import WorkerMachine
 
 _COPIED_BYTES = 512 * 1024  # of a push at most, so that nobody has to wait until servers have taken it in
 _COPIED_KEYS = 8  # to copy more, one by one, takes longer than to wait
-_DENSE = (Kind.PUSHPULL, Kind.PUSH, Kind.PULL)
+_DENSE = (RecordKind.PUSHPULL, RecordKind.PUSH, RecordKind.PULL)
 _WHAT = {
-    Kind.PUSHPULL: "a pushpull",
-    Kind.PUSH: "a push",
-    Kind.PULL: "a pull",
-    Kind.PULL_ROWS: "a row_sparse_pull",
+    RecordKind.PUSHPULL: "a pushpull",
+    RecordKind.PUSH: "a push",
+    RecordKind.PULL: "a pull",
+    RecordKind.PULL_ROWS: "a row_sparse_pull",
 }
 
 
@@ -55,10 +55,10 @@ class QuickCalls:
 
     def __init__(
         self,
-        client: Client,
+        client: WorkerClient,
         keys: KeyDirectory,
-        pushes: Pushes,
-        pulls: Pulls,
+        pushes: PushOperations,
+        pulls: PullOperations,
         slices: RequestBuilder,
         memory: SharedPayloads,
     ) -> None:
@@ -69,7 +69,7 @@ class QuickCalls:
 
     def pushpull(self, names: Any, value: Any, out: Any) -> bool | Finish:
         """Send; what is left to do is to receive. False: nothing has happened."""
-        plan = self._plan(Kind.PUSHPULL, names)
+        plan = self._plan(RecordKind.PUSHPULL, names)
         if plan is None or not self.may_push(plan):
             return False
         many, same = type(names) is list, out is None or out is value
@@ -80,17 +80,17 @@ class QuickCalls:
         return self.begun(QuickCall(self, plan, values, outs))
 
     def start(
-        self, kind: Kind, groups: list[Group], outs: list[Group] | None, priority: int, divisor: int = 1
+        self, kind: RecordKind, groups: list[Group], outs: list[Group] | None, priority: int, divisor: int = 1
     ) -> bool | Finish:
         """As `pushpull` and `push`, behind other calls that were started so; values count divided."""
         names = [key for key, _ in groups]
         plan = self._plan(kind, names)
         if plan is None or not self.may_push(plan) or (divisor > 1 and self.pushes.feedback is not None):
             return False
-        in_place = kind == Kind.PUSHPULL and outs is None
+        in_place = kind == RecordKind.PUSHPULL and outs is None
         values = _sole(plan, names, groups, in_place)
         targets = values if in_place else None if outs is None else _sole(plan, names, outs, True)
-        if values is None or (targets is None and kind == Kind.PUSHPULL):
+        if values is None or (targets is None and kind == RecordKind.PUSHPULL):
             return False
         call = QuickCall(self, plan, values, targets)
         call.chained, call.priority, call.divisor = True, priority, divisor
@@ -98,7 +98,7 @@ class QuickCalls:
 
     def start_sum(self, names: list[Any], value: Any, out: Any, divisor: int) -> Finish | None:
         """Send a sum as `pushpull` does, behind other calls; the result can be called again after Ctrl-C."""
-        plan = self._plan(Kind.PUSHPULL, names)
+        plan = self._plan(RecordKind.PUSHPULL, names)
         if plan is None or not self.may_push(plan) or (divisor > 1 and self.pushes.feedback is not None):
             return None
         same = out is None or out is value
@@ -112,7 +112,7 @@ class QuickCalls:
 
     def push(self, names: Any, value: Any) -> bool | Finish:
         """As `pushpull`; True: it keeps nothing of the caller's, and is waited for by nobody."""
-        plan = self._plan(Kind.PUSH, names)
+        plan = self._plan(RecordKind.PUSH, names)
         if plan is None or not self.may_push(plan):
             return False
         values = plan.found(value if type(names) is list else [value], False)
@@ -143,13 +143,13 @@ class QuickCalls:
 
     def pull(self, names: Any, out: Any) -> bool | Finish:
         """As `pushpull`."""
-        plan = self._plan(Kind.PULL, names)
+        plan = self._plan(RecordKind.PULL, names)
         outs = None if plan is None else plan.found(out if type(names) is list else [out], True)
         if plan is None or outs is None:
             return False
         return self.begun(QuickCall(self, plan, None, outs))
 
-    def _plan(self, kind: Kind, names: Any) -> CallPlan | None:
+    def _plan(self, kind: RecordKind, names: Any) -> CallPlan | None:
         return None if self._client.joined else self._plans[kind].find(names)
 
     def may_push(self, plan: CallPlan) -> bool:
@@ -541,7 +541,7 @@ class QuickCall:
         priority = self.priority if self.chained else None
         return before + (machine.adopt(name, parts, ends, now, priority) if parts else [])
 
-    def _requests(self) -> Iterator[Request]:
+    def _requests(self) -> Iterator[PartRequest]:
         """Make all requests as the usual way has them."""
         slices, pulls = self._calls.slices, self._calls.pulls
         stamps = self._stamps or [self._calls.pushes.optimizer.clock.stamp] * len(self._plan.keys)
@@ -554,7 +554,7 @@ class QuickCall:
             elif values:
                 yield from slices.placed(key, values[0], head, take, self._shared.get(at), self.divisor)
             elif take is not None:
-                yield from read_requests(key, Kind.PULL, take)
+                yield from read_requests(key, RecordKind.PULL, take)
 
 
 def _clear(ways: list[ServerWay]) -> None:

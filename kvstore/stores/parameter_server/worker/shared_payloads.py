@@ -16,8 +16,8 @@ from ....observe.native._observe import Counters
 from ...entry import Array
 from ..protocol.messages import Record
 from ..protocol.payload_bytes import SHARED_BYTES
-from ..transport.shared_buffers import Block, SharedBufferPool
-from .client import Client
+from ..transport.shared_buffers import SharedBlock, SharedBufferPool
+from .client import WorkerClient
 from .key_directory import DistKey
 
 
@@ -26,7 +26,7 @@ class BlockLease:
 
     __slots__ = ("__weakref__", "_pool", "block")
 
-    def __init__(self, pool: SharedBufferPool, block: Block) -> None:
+    def __init__(self, pool: SharedBufferPool, block: SharedBlock) -> None:
         self._pool, self.block = pool, block
 
     @property
@@ -56,10 +56,10 @@ class SharedPayloads:
     rounds, a push is answered after it was read, as other requests with values are.
     """
 
-    def __init__(self, client: Client, synchronous: bool) -> None:
+    def __init__(self, client: WorkerClient, synchronous: bool) -> None:
         self._client, self._synchronous = client, synchronous
         self._pool: SharedBufferPool | None = client.pool
-        self._lent: dict[int | str, deque[tuple[int, Block]]] = {}
+        self._lent: dict[int | str, deque[tuple[int, SharedBlock]]] = {}
         #: Memory of the arrays that `empty` has made and that still exist, by address.
         self._handed_out: WeakValueDictionary[int, BlockLease] = WeakValueDictionary()
         #: Such arrays that were pushed in rounds not known to be complete: kept alive even if dropped.
@@ -120,7 +120,7 @@ class SharedPayloads:
             pushed.popleft()
         pushed.append((key.pushes + 1, lease))
 
-    def _block(self, key: DistKey) -> Block | None:
+    def _block(self, key: DistKey) -> SharedBlock | None:
         """Return memory for the key's next push: of a push that was not sent, of a complete round, or new."""
         assert self._pool is not None
         lent = self._lent.setdefault(key.key, deque())

@@ -25,10 +25,14 @@ from kvstore.stores.parameter_server.server import loop as server_loop
 from kvstore.stores.parameter_server.transport import ciphers
 from kvstore.stores.parameter_server.transport.frames import MessageCodec, pack
 from kvstore.stores.parameter_server.transport.native._streams import Cipher, Sender, Stream, StreamSet
-from kvstore.stores.parameter_server.transport.shared_buffers import Block, PeerBuffers, SharedBufferPool
+from kvstore.stores.parameter_server.transport.shared_buffers import (
+    PeerBuffers,
+    SharedBlock,
+    SharedBufferPool,
+)
 from kvstore.stores.parameter_server.transport.sockets import _decoded, _with_packed_payloads
 
-K, P = m.Kind, PayloadLocation
+K, P = m.RecordKind, PayloadLocation
 LIMIT = 1 << 26
 JOB = "job"
 KEYS = bytes(range(32)), bytes(range(32, 64))  # for the data that a server sends, and receives
@@ -131,7 +135,7 @@ class Worker:
         self.server, self.rank, self.incarnation = server, rank, incarnation
         self.pool = SharedBufferPool()
         self.memory: PeerBuffers | None = None
-        self.blocks: dict[int, Block] = {}
+        self.blocks: dict[int, SharedBlock] = {}
         self.answers: dict[int, list[Answer]] = {}
         self.reported = self.packed = 0
         self.stream: Stream | None = None
@@ -151,7 +155,7 @@ class Worker:
 
     def attach(self, epoch: int, host: str = "") -> None:
         handle = self.pool.handle()
-        attach = m.Attach(0, self.rank, self.incarnation, epoch, JOB, memory=handle, host=host)
+        attach = m.AttachRequest(0, self.rank, self.incarnation, epoch, JOB, memory=handle, host=host)
         self.server.sockets.inbox.append((self.peer, attach))
         self.server.pump()
 
@@ -225,7 +229,7 @@ class Server:
         self.letters = self.epoch = self.installs = 0
         self.workers: dict[int, Worker] = {}
         self.shapes: list[tuple[int, str]] = []
-        self.tell(m.Welcome(-1, 0, 1, 0, (), ()))
+        self.tell(m.WelcomeNotice(-1, 0, 1, 0, (), ()))
 
     def tell(self, body: Any) -> None:
         """Say something as the scheduler."""
@@ -238,7 +242,7 @@ class Server:
     ) -> None:
         """Send settings that hold from a version on; or a command, if it is of that kind."""
         self.installs += 1
-        self.tell(m.Install(0, self.installs, kind, text, since=version, ordinal=ordinal, epoch=epoch))
+        self.tell(m.InstallRequest(0, self.installs, kind, text, since=version, ordinal=ordinal, epoch=epoch))
 
     def define(self, shapes: list[tuple[int, str]]) -> None:
         self.shapes = shapes
@@ -246,13 +250,13 @@ class Server:
             m.KeyEntry(m.KeySpec(str(i), (n,), dtype), i, (m.Slice(i, 0, 0, n),), False)
             for i, (n, dtype) in enumerate(shapes)
         ]
-        self.tell(m.Slices(0, tuple(entries)))
+        self.tell(m.SlicesNotice(0, tuple(entries)))
 
     def view(self, **more: Any) -> None:
         self.epoch += 1
         members = tuple(m.Member(one.rank, one.incarnation) for one in self.workers.values())
         more = {"resting": (), "losses": (), "servers": (), "mode": self.mode, **more}
-        self.tell(m.View(0, self.epoch, members, **more))
+        self.tell(m.ViewNotice(0, self.epoch, members, **more))
 
     def start(self, workers: int) -> None:
         for rank in range(workers):
@@ -278,7 +282,7 @@ class Server:
         for peer, message in self.sockets.told:
             if peer == worker.peer and isinstance(message, Batch):
                 worker.take(message)
-            elif peer == worker.peer and isinstance(message, m.Attached) and message.memory:
+            elif peer == worker.peer and isinstance(message, m.AttachReply) and message.memory:
                 worker.memory = PeerBuffers.open(message.memory)
         self.sockets.told = [one for one in self.sockets.told if one[0] != worker.peer]
         count = 0
@@ -358,7 +362,7 @@ class TableServer(Server):
                 slices.insert(0, m.Slice(100 + i, 1, 0, start))
             spec = m.KeySpec(str(i), (n, *rest), dtype, sparse=True)
             entries.append(m.KeyEntry(spec, slices[0].id, tuple(slices), False))
-        self.tell(m.Slices(0, tuple(entries)))
+        self.tell(m.SlicesNotice(0, tuple(entries)))
 
     def values(self) -> dict[int, Any]:
         store = self.loop._machine._stores[0]

@@ -1087,7 +1087,9 @@ def test_a_slice_of_any_number_can_be_named(server: Server, number: int) -> None
     server.send(1, [Record(K.PULL, number, 3)], [])
     server.pump()
     server.tell(
-        m.Slices(0, (m.KeyEntry(m.KeySpec("far", (8,), "float32"), 9, (m.Slice(number, 0, 0, 8),), False),))
+        m.SlicesNotice(
+            0, (m.KeyEntry(m.KeySpec("far", (8,), "float32"), 9, (m.Slice(number, 0, 0, 8),), False),)
+        )
     )
     server.send(1, [Record(K.PULL, number, 4)], [])
     server.pump()
@@ -1146,7 +1148,7 @@ def test_a_slice_is_forgotten_with_parts_and_waiting_requests(server: Server) ->
     assert [found[0].kind for found in server.workers[1].answers.values()] == [K.DONE, K.FAILED]
     kinds = {sequence: found[0].kind for sequence, found in server.workers[0].answers.items()}
     assert kinds == {1: K.DONE, 2: K.DONE, 3: K.DONE, 4: K.FAILED, 5: K.FAILED}
-    server.tell(m.Install(0, 0, "drop", ""))
+    server.tell(m.InstallRequest(0, 0, "drop", ""))
     server.send(0, [push(6, 1)], [ones(2)])
     server.pump()
 

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.stores.parameter_server.protocol.messages import Pong, ReliableMessage
+from kvstore.stores.parameter_server.protocol.messages import PingReply, ReliableMessage
 from kvstore.stores.parameter_server.protocol.reliable_link import ReliableLink
 
 
@@ -34,7 +34,7 @@ def test_once_and_in_order(seed: int, count: int) -> None:
 
 def test_a_letter_aside_is_handled_at_once_and_never_again() -> None:
     link = ReliableLink(1.0)
-    assert link.read(ReliableMessage(0, 0, Pong(1)), 0.0) == [Pong(1)]
+    assert link.read(ReliableMessage(0, 0, PingReply(1)), 0.0) == [PingReply(1)]
     assert link.pending_ack() is None
     assert link.again(10.0) == []
 

@@ -66,10 +66,10 @@ def test_all_are_told_of_first_values_that_could_not_be_stored() -> None:
     assert keys.lookup(2, 6, ("there", "c"), wait=True) is None
     keys.create(0, 1, (spec("a"), spec("b")), 0)
     keys.drop(("a", "b"))
-    assert keys.fail(("a", "b"), WHY, 0) == [(1, m.Answer(5, error=WHY))]
+    assert keys.fail(("a", "b"), WHY, 0) == [(1, m.MemberReply(5, error=WHY))]
     assert keys.waits(2)
-    assert keys.lookup(3, 7, ("b", "a"), wait=True) == m.Answer(7, error=WHY)
-    assert keys.create(4, 8, (spec("b"),), 0) == (m.Answer(8, error=WHY), ())
+    assert keys.lookup(3, 7, ("b", "a"), wait=True) == m.MemberReply(7, error=WHY)
+    assert keys.create(4, 8, (spec("b"),), 0) == (m.MemberReply(8, error=WHY), ())
     for rank in (1, 3):
         assert keys.lookup(rank, 9, ("a", "b"), wait=True) is None
     answer, _ = keys.create(0, 2, (spec("a"), m.KeySpec("b", (3,), "int8")), 0)
@@ -163,7 +163,7 @@ def test_a_key_that_does_not_move_after_all_stays_and_no_worker_waits() -> None:
     why = m.Failure("ConfigError", "on demand")
     slices, told = keys.cancel_move(("a", "b"), why)
     assert slices == [one.id for entry in new for one in entry.slices]
-    assert told == [(1, m.Answer(5, error=why))]
+    assert told == [(1, m.MemberReply(5, error=why))]
     assert (keys.entries, keys.loads) == (entries, loads)
     assert not keys.waits(1)
     assert keys.create(0, 7, spread("a", whole=True), 0)[1] != ()  # the next one may try again

@@ -84,7 +84,7 @@ def test_any_error_of_a_write_is_told(
 def put(storage: ServerStorage, value: float) -> None:
     """Set all elements of a key of two stores."""
     data = np.full(8, value, np.float32).tobytes()
-    record = m.Record(m.Kind.ASSIGN, 0, 1, place=m.PayloadLocation.FRAME, nbytes=len(data))
+    record = m.Record(m.RecordKind.ASSIGN, 0, 1, place=m.PayloadLocation.FRAME, nbytes=len(data))
     for store in (0, 1):
         storage.define(events.DefineSlices(store, (ENTRY,)))
         applied = storage.write(events.WriteSlices(store, [events.SliceWrite(0, record, (data,))]))

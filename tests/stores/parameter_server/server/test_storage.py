@@ -30,7 +30,7 @@ def put(storage: ServerStorage, store: int, value: float) -> None:
     """Have the storage hold a key, all elements of which are `value`."""
     storage.define(e.DefineSlices(store, (ENTRY,)))
     data = np.full(8, value, np.float32).tobytes()
-    record = m.Record(m.Kind.ASSIGN, 0, 1, place=m.PayloadLocation.FRAME, nbytes=len(data))
+    record = m.Record(m.RecordKind.ASSIGN, 0, 1, place=m.PayloadLocation.FRAME, nbytes=len(data))
     applied = storage.write(e.WriteSlices(store, [e.SliceWrite(0, record, (data,))]))
     assert applied.results == [(0, None)]
 

@@ -18,7 +18,7 @@ from kvstore.stores.parameter_server.server.storage import ServerStorage
 
 Array = npt.NDArray[np.float32]
 
-K = m.Kind
+K = m.RecordKind
 HALF, SLICES = 3, (0, 1)
 ENTRY = m.KeyEntry(
     m.KeySpec("w", (2 * HALF,), "float32"), 0, (m.Slice(0, 0, 0, HALF), m.Slice(1, 0, HALF, 2 * HALF)), False
@@ -57,12 +57,12 @@ class Job:
         self.mode, self.storage = mode, ServerStorage(0, PsConfig())
         self.members, self.epoch, self.messages = {rank: 100 + rank for rank in range(workers)}, 0, 0
         self.sequences = dict.fromkeys(range(workers), 0)
-        self.answers: list[tuple[int, m.Kind, int, int]] = []  # rank, kind, slice, the request's round
-        hello = m.Hello("server", 0, 1, "s", "job", m.PROTOCOL, restarted=completed is not None)
+        self.answers: list[tuple[int, m.RecordKind, int, int]] = []  # rank, kind, slice, the request's round
+        hello = m.HelloRequest("server", 0, 1, "s", "job", m.PROTOCOL, restarted=completed is not None)
         self.machine = ServerMachine(hello, ServerOptions(), self._snapshot(completed))
-        self.from_scheduler(m.Slices(0, (ENTRY,)))
+        self.from_scheduler(m.SlicesNotice(0, (ENTRY,)))
         text = json.dumps(create("lamb", wd=0.1).describe())
-        self.from_scheduler(m.Install(0, 1, "settings", text, since=1, ordinal=1, epoch=1))
+        self.from_scheduler(m.InstallRequest(0, 1, "settings", text, since=1, ordinal=1, epoch=1))
         self.view()
 
     def _snapshot(self, completed: int | None) -> dict[str, Any] | None:
@@ -76,7 +76,7 @@ class Job:
     def _value(self, slice_: int) -> e.SliceWrite:
         return e.SliceWrite(slice_, *self._payload(slice_, 0, START, kind=K.INIT))
 
-    def _payload(self, slice_: int, sequence: int, value: Array, kind: m.Kind, **more: Any) -> Any:
+    def _payload(self, slice_: int, sequence: int, value: Array, kind: m.RecordKind, **more: Any) -> Any:
         data = half(value, slice_).tobytes()
         record = m.Record(kind, slice_, sequence, place=m.PayloadLocation.FRAME, nbytes=len(data), **more)
         return record, (data,)
@@ -90,24 +90,24 @@ class Job:
                     work.append(follows)
 
     def _carry_out(self, action: e.Action) -> e.Event | None:
-        if isinstance(action, e.Reply):
+        if isinstance(action, e.SendReplies):
             for kind, request, _, _ in action.answers:
                 self.answers.append((action.batch.rank, kind, request.slice, request.round))
-        elif isinstance(action, m.Install):
+        elif isinstance(action, m.InstallRequest):
             return e.InstallDone(0, action.version, self.storage.configure(action))
         handlers: dict[type, Any] = {
             e.DefineSlices: self.storage.define,
             e.WriteSlices: self.storage.write,
-            e.Apply: self.storage.apply,
+            e.ApplyRounds: self.storage.apply,
             e.AbortJobs: self.storage.abort,
             e.WithdrawJobs: self.storage.withdraw,
-            e.Attachment: lambda one: self.storage.attach(one) and None,
+            e.WorkerAttachment: lambda one: self.storage.attach(one) and None,
         }
         return handlers[type(action)](action) if type(action) in handlers else None  # type: ignore[no-any-return]
 
     def from_scheduler(self, body: Any) -> None:
         self.messages += 1
-        self.step(e.Received("scheduler", m.ReliableMessage(self.messages, 0, body)))
+        self.step(e.MessageReceived("scheduler", m.ReliableMessage(self.messages, 0, body)))
 
     def view(self, lost: int | None = None) -> None:
         """Send the view of the members; a worker may be lost."""
@@ -116,10 +116,12 @@ class Job:
         if lost is not None:
             del self.members[lost]
         members = tuple(m.Member(rank, one) for rank, one in self.members.items())
-        self.from_scheduler(m.View(0, self.epoch, members, (), losses, servers=(), mode=self.mode))
+        self.from_scheduler(m.ViewNotice(0, self.epoch, members, (), losses, servers=(), mode=self.mode))
 
     def attach(self, rank: int, **more: Any) -> None:
-        self.step(e.Received(rank, m.Attach(0, rank, self.members[rank], self.epoch, "job", **more)))
+        self.step(
+            e.MessageReceived(rank, m.AttachRequest(0, rank, self.members[rank], self.epoch, "job", **more))
+        )
 
     def start(self) -> Job:
         for rank in self.members:
@@ -142,9 +144,9 @@ class Job:
         return self.sequences[rank]
 
     def _ask(self, rank: int, record: m.Record, frames: Any = ()) -> None:
-        self.step(e.Received(rank, m.Batch(0, rank, self.members[rank], self.epoch, [record], frames)))
+        self.step(e.MessageReceived(rank, m.Batch(0, rank, self.members[rank], self.epoch, [record], frames)))
 
-    def told(self) -> list[tuple[int, m.Kind, int, int]]:
+    def told(self) -> list[tuple[int, m.RecordKind, int, int]]:
         found, self.answers = self.answers, []
         return sorted(found)
 

@@ -14,7 +14,7 @@ import pytest
 from kvstore.settings import addresses
 from kvstore.settings.keys import Keys
 from kvstore.settings.roles import Roles
-from kvstore.stores.parameter_server.protocol.messages import Attached
+from kvstore.stores.parameter_server.protocol.messages import AttachReply
 from kvstore.stores.parameter_server.transport import (
     ciphers,
     sockets,
@@ -399,7 +399,7 @@ def test_offers_are_of_the_right_kind(job: Job) -> None:
     offer = job.offer
     assert len(offer.secret) == 32 and offer.ciphers == ciphers.available()
     assert "secret" not in repr(offer) and offer.token.hex() not in repr(offer)
-    assert offer.secret.hex() not in repr(Attached(1, stream=offer.text()))
+    assert offer.secret.hex() not in repr(AttachReply(1, stream=offer.text()))
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
@@ -428,7 +428,8 @@ def test_sockets_with_keys_offer_encrypted_streams_or_none(
         assert not offer or StreamOffer.read(offer, True) is not None
         server.close()
     worker = sockets.WorkerSockets(
-        roles("worker", scheduler.address, job_keys), sockets.Hello("worker", 0, 1, "worker/0", "job", 1)
+        roles("worker", scheduler.address, job_keys),
+        sockets.HelloRequest("worker", 0, 1, "worker/0", "job", 1),
     )
     worker.open_stream(0, f"{server.address}/{'00' * 16}")
     assert worker._streams[0]._connecting is None

@@ -14,15 +14,15 @@ import zmq
 
 from kvstore.settings.keys import Keys
 from kvstore.stores.parameter_server.transport import options
-from kvstore.stores.parameter_server.transport.channel import Dealer
-from kvstore.stores.parameter_server.transport.context import Context
+from kvstore.stores.parameter_server.transport.channel import DealerChannel
+from kvstore.stores.parameter_server.transport.context import ZmqContext
 from kvstore.stores.parameter_server.transport.heartbeat_echoes import (
     HeartbeatMonitor,
     HeartbeatResponder,
     SchedulerEcho,
 )
 
-Contexts = Callable[..., Context]
+Contexts = Callable[..., ZmqContext]
 Start = Callable[..., subprocess.Popen[str]]
 PATIENCE = 20.0
 BEAT = 0.05
@@ -221,9 +221,9 @@ def test_the_asking_process_notices_soon_that_another_has_taken_its_place(
     """An attacker replays recorded data; ZeroMQ does not report whose place it was."""
     monkeypatch.setattr(options, "_HEARTBEAT", 0)  # the usual way to notice takes 15 s
     echo = SchedulerEcho(context(), "tcp://127.0.0.1:0")
-    one = Dealer(context(), echo.address, b"worker 0", insists=True, watched=True)
+    one = DealerChannel(context(), echo.address, b"worker 0", insists=True, watched=True)
     ask_until_answered(one)
-    other = Dealer(context(), echo.address, b"worker 0")
+    other = DealerChannel(context(), echo.address, b"worker 0")
     ask_until_answered(other)
     other.close()
     while one.receive() is not None:
@@ -231,7 +231,7 @@ def test_the_asking_process_notices_soon_that_another_has_taken_its_place(
     ask_until_answered(one)
 
 
-def ask_until_answered(one: Dealer) -> None:
+def ask_until_answered(one: DealerChannel) -> None:
     end = pace.deadline(PATIENCE)
     one.send([b"?"])
     while one.receive(0.1) is None:

@@ -11,41 +11,43 @@ from typing import Any
 
 from ...protocol import events
 from ...protocol import messages as m
-from ...protocol.events import ECHO, Action, Done, Received, Send, Submit
-from ...protocol.messages import Answer, Failure, Kind, Record, View
+from ...protocol.events import ECHO, Action, MessageReceived, OperationDone, SendMessage, SubmitRequests
+from ...protocol.messages import Failure, MemberReply, Record, RecordKind, ViewNotice
 from .member import StoreMember
 from .options import WorkerOptions
 from .request_table import RequestTable
 from .scheduler_link import SchedulerLink
 from .server_links import ServerLinks
 
-_PUSHES = frozenset((Kind.PUSH, Kind.PUSHPULL))
+_PUSHES = frozenset((RecordKind.PUSH, RecordKind.PUSHPULL))
 
 
 class WorkerMachine:
     """One store of a worker; all events enter by `step`."""
 
-    def __init__(self, hello: m.Hello, options: WorkerOptions | None = None, memory: str = "") -> None:
+    def __init__(self, hello: m.HelloRequest, options: WorkerOptions | None = None, memory: str = "") -> None:
         self._hello, options = hello, options or WorkerOptions()
         self.member = StoreMember()
         self.failure: Failure | None = None
-        self.missing: m.Missing | None = None
+        self.missing: m.MissingReply | None = None
         #: Waits that need the scheduler but have no operation in progress.
         self.listeners: set[object] = set()
         self._scheduler = SchedulerLink(options)
         self._servers = ServerLinks(self.member, hello, options, memory)
-        self._held: list[Submit] = []  # pushes that wait until the others have reached this join point
+        self._held: list[
+            SubmitRequests
+        ] = []  # pushes that wait until the others have reached this join point
         self._left = False
         self._shrunk: set[int] = set()  # ranks that rounds proceed without
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
-            m.Met: self._met_scheduler,
-            m.Welcome: self._welcomed,
-            View: self._viewed,
-            Answer: self._scheduler.answered,
-            m.Refused: self._refused,
-            m.Fenced: self._fenced,
-            m.Ping: self._ping,
-            m.Missing: self._is_missing,
+            m.HelloReply: self._met_scheduler,
+            m.WelcomeNotice: self._welcomed,
+            ViewNotice: self._viewed,
+            MemberReply: self._scheduler.answered,
+            m.RefusalNotice: self._refused,
+            m.FenceNotice: self._fenced,
+            m.PingRequest: self._ping,
+            m.MissingReply: self._is_missing,
         }
 
     @property
@@ -63,11 +65,11 @@ class WorkerMachine:
         actions: list[Action] = []
         self._scheduler.silence.step(now)
         kind = type(event)
-        if kind is Received:
+        if kind is MessageReceived:
             self._received(event.peer, event.message, now, actions)  # type: ignore[union-attr]
-        elif kind is Submit:
+        elif kind is SubmitRequests:
             self._submit(event, now, actions)  # type: ignore[arg-type]
-        elif kind is events.Tick:
+        elif kind is events.TickEvent:
             self._tick(now, actions)
         elif kind is events.SchedulerLost:
             self._fail(event.failure, actions)  # type: ignore[union-attr]
@@ -81,7 +83,7 @@ class WorkerMachine:
             self._servers.retry(event, now, actions)  # type: ignore[arg-type]
         elif kind is events.ReadsCopied:
             self._servers.taken(event, now, actions)  # type: ignore[arg-type]
-        elif kind is events.Start:
+        elif kind is events.StartEvent:
             self._scheduler.write(self._hello, now, actions)
         return actions
 
@@ -122,15 +124,15 @@ class WorkerMachine:
         """Return the round of a slice after which this worker's own begin."""
         return self._servers[server].requests.first_rounds.get(slice, 0)
 
-    def who(self, server: int | None, slice: int = -1, round: int = 0) -> Send:
+    def who(self, server: int | None, slice: int = -1, round: int = 0) -> SendMessage:
         """Request the ranks that a round waits for; with None the scheduler's, for start, barrier or init.
 
         `missing` will have the answer.
         """
         self.missing = None
         welcome = self.member.welcome
-        question = m.Who(welcome.store if welcome else -1, slice, round)
-        return Send(server, question) if server is not None else self._scheduler.unreliable(question)
+        question = m.MissingRequest(welcome.store if welcome else -1, slice, round)
+        return SendMessage(server, question) if server is not None else self._scheduler.unreliable(question)
 
     # --------------------------------------------------------------------------------------------- exchanges
 
@@ -183,10 +185,10 @@ class WorkerMachine:
 
     # -------------------------------------------------------------------------------------------- operations
 
-    def _submit(self, event: Submit, now: float, actions: list[Action]) -> None:
+    def _submit(self, event: SubmitRequests, now: float, actions: list[Action]) -> None:
         error = self.failure or self._servers.refusal(event.parts)
         if error or not event.parts:
-            actions.append(Done(event.op, error))
+            actions.append(OperationDone(event.op, error))
             return
         member = self.member
         if member.rejoining and self._waits(event.parts):
@@ -201,15 +203,15 @@ class WorkerMachine:
         held = {part.record.slice for event in self._held for part in event.parts}
         return any(part.record.kind in _PUSHES or part.record.slice in held for part in parts)
 
-    def _hold(self, event: Submit, now: float, actions: list[Action]) -> None:
+    def _hold(self, event: SubmitRequests, now: float, actions: list[Action]) -> None:
         """Hold a submission until the others have reached this worker's join point."""
         if not self._held and self.member.welcome is not None:
             first = next(part.record.slice for part in event.parts if part.record.kind in _PUSHES)
-            self._scheduler.write(m.Begin(self.member.welcome.store, first), now, actions)
+            self._scheduler.write(m.RejoinBeginNotice(self.member.welcome.store, first), now, actions)
         self._held.append(event)
 
     def _look_for_join_point(
-        self, view: View, parts: Iterable[events.SliceRequest], now: float, actions: list[Action]
+        self, view: ViewNotice, parts: Iterable[events.SliceRequest], now: float, actions: list[Action]
     ) -> None:
         """Report the pushes so far, if this is another worker's join point."""
         if any(link.join_epoch < self.member.join_epoch for link in self._servers.all()):
@@ -217,19 +219,19 @@ class WorkerMachine:
         if any(part.record.slice == view.begin and part.record.kind in _PUSHES for part in parts):
             self.member.epoch = view.epoch
             pushed = tuple(one for link in self._servers.all() for one in link.requests.pushed())
-            self._scheduler.write(m.JoinPointReached(view.store, view.epoch, pushed), now, actions)
+            self._scheduler.write(m.JoinPointNotice(view.store, view.epoch, pushed), now, actions)
 
     def _drop_held(self, failure: Failure, actions: list[Action]) -> None:
         held, self._held = self._held, []
-        actions.extend(Done(event.op, failure) for event in held)
+        actions.extend(OperationDone(event.op, failure) for event in held)
 
     def _request(self, event: events.SchedulerRequest, now: float, actions: list[Action]) -> None:
         welcome = self.member.welcome
         if self.failure is not None or welcome is None:
             error = self.failure or Failure("KVStoreError", "the scheduler has not answered yet")
-            actions.append(Done(event.op, error))
+            actions.append(OperationDone(event.op, error))
             return
-        if type(event.message) is m.Leave:
+        if type(event.message) is m.LeaveNotice:
             self._leave(actions)
         self._scheduler.request(event, welcome.store, now, actions)
 
@@ -249,14 +251,14 @@ class WorkerMachine:
             self._scheduler.silence.note_heartbeat(now)
         elif type(message) is m.ReliableMessage:
             self._read(message, now, actions)
-        elif type(message) is m.Attached:
+        elif type(message) is m.AttachReply:
             self._servers.attached(peer, message, now, actions)  # type: ignore[arg-type]
-        elif type(message) is m.Fenced:
+        elif type(message) is m.FenceNotice:
             if not self._left:
                 self._fenced(message, now, actions)
-        elif type(message) is m.Missing:
+        elif type(message) is m.MissingReply:
             self._is_missing(message, now, actions)
-        elif type(message) is m.LeftOut:
+        elif type(message) is m.LeftOutNotice:
             self._left_out(peer, message, actions)  # type: ignore[arg-type]
 
     def _read(self, message: m.ReliableMessage, now: float, actions: list[Action]) -> None:
@@ -266,7 +268,7 @@ class WorkerMachine:
                 handler(body, now, actions)
         self._scheduler.acknowledge(actions)
 
-    def _left_out(self, server: int, message: m.LeftOut, actions: list[Action]) -> None:
+    def _left_out(self, server: int, message: m.LeftOutNotice, actions: list[Action]) -> None:
         welcome = self.member.welcome
         known = welcome is not None and message.store == welcome.store
         if known and server in self._servers and message.rank not in self._shrunk:
@@ -274,26 +276,26 @@ class WorkerMachine:
             own = message.round - self.base(server, message.slice)
             actions.append(events.RoundsShrunk(message.rank, message.slice, own))
 
-    def _ping(self, message: m.Ping, now: float, actions: list[Action]) -> None:
-        actions.append(self._scheduler.unreliable(m.Pong(message.number)))
+    def _ping(self, message: m.PingRequest, now: float, actions: list[Action]) -> None:
+        actions.append(self._scheduler.unreliable(m.PingReply(message.number)))
 
-    def _is_missing(self, message: m.Missing, now: float, actions: list[Action]) -> None:
+    def _is_missing(self, message: m.MissingReply, now: float, actions: list[Action]) -> None:
         self.missing = message
 
     # -------------------------------------------------------------------------------------------- membership
 
-    def _met_scheduler(self, message: m.Met, now: float, actions: list[Action]) -> None:
+    def _met_scheduler(self, message: m.HelloReply, now: float, actions: list[Action]) -> None:
         self._scheduler.echoes = True
         self._scheduler.absence = message.absence
         actions.append(message)
 
-    def _welcomed(self, message: m.Welcome, now: float, actions: list[Action]) -> None:
+    def _welcomed(self, message: m.WelcomeNotice, now: float, actions: list[Action]) -> None:
         if self.member.welcome is None:
             self.member.enter(message)
             actions.append(message)
             self._servers.meet(message.servers, now, actions)
 
-    def _viewed(self, view: View, now: float, actions: list[Action]) -> None:
+    def _viewed(self, view: ViewNotice, now: float, actions: list[Action]) -> None:
         member = self.member
         if member.welcome is None or member.view is None or view.epoch <= member.view.epoch or self.failure:
             return
@@ -311,7 +313,7 @@ class WorkerMachine:
             self._servers.give_up(failure, actions)
             self._drop_held(failure, actions)
 
-    def _start_pushing(self, view: View, now: float, actions: list[Action]) -> None:
+    def _start_pushing(self, view: ViewNotice, now: float, actions: list[Action]) -> None:
         """Begin to push: all others have reached the join point; ask the servers for the first rounds."""
         self.member.join(view)
         self._servers.attach_again(now, actions)
@@ -321,11 +323,11 @@ class WorkerMachine:
 
     # -------------------------------------------------------------------------------------------------- ends
 
-    def _refused(self, message: m.Refused, now: float, actions: list[Action]) -> None:
+    def _refused(self, message: m.RefusalNotice, now: float, actions: list[Action]) -> None:
         why = Failure(message.error, message.text, message.role, message.rank, message.silent)
         self._fail(why, actions)
 
-    def _fenced(self, message: m.Fenced, now: float, actions: list[Action]) -> None:
+    def _fenced(self, message: m.FenceNotice, now: float, actions: list[Action]) -> None:
         self._fail(self._explained(Failure("FencedError", message.text)), actions)
 
     def _explained(self, why: Failure) -> Failure:
@@ -341,7 +343,7 @@ class WorkerMachine:
         self._drop_held(failure, actions)
         self._servers.end_all(failure, actions)
         self._scheduler.fail(failure, actions)
-        actions.append(events.Failed(failure))
+        actions.append(events.ProcessFailed(failure))
 
     def _tick(self, now: float, actions: list[Action]) -> None:
         if self.failure is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...protocol.losses import lost
-from ...protocol.messages import Failure, View, Welcome
+from ...protocol.messages import Failure, ViewNotice, WelcomeNotice
 
 
 class StoreMember:
@@ -14,8 +14,8 @@ class StoreMember:
     """
 
     def __init__(self) -> None:
-        self.welcome: Welcome | None = None
-        self.view: View | None = None
+        self.welcome: WelcomeNotice | None = None
+        self.view: ViewNotice | None = None
         #: The epoch of the view that is known and whose join point, if it has one, is reached.
         self.epoch = 0
         self.rejoining = False
@@ -25,21 +25,21 @@ class StoreMember:
         #: By rank, the seat of the host that a worker pushes for; empty where each pushes for itself.
         self.seats: dict[int, int] = {}
 
-    def enter(self, welcome: Welcome) -> None:
+    def enter(self, welcome: WelcomeNotice) -> None:
         """Become a member."""
         self.welcome, self.seats = welcome, dict(welcome.seats)
-        self.view = View(
+        self.view = ViewNotice(
             welcome.store, welcome.epoch, welcome.members, (), (), welcome.servers, late=welcome.late
         )
         self.epoch, self.rejoining = welcome.epoch, welcome.rank in welcome.late
 
-    def see(self, view: View) -> None:
+    def see(self, view: ViewNotice) -> None:
         """Set a newer view; its epoch is reached at once, unless it has a join point of another worker."""
         self.view = view
         if self.rejoining or view.begin < 0:
             self.epoch = view.epoch
 
-    def join(self, view: View) -> None:
+    def join(self, view: ViewNotice) -> None:
         """Begin to push: all others have reached the join point."""
         self.rejoining, self.join_epoch, self.first_rounds = False, view.epoch, view.bases
 

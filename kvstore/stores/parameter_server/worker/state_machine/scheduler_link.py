@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from ...protocol.events import ECHO, Action, Done, SchedulerRequest, Send
+from ...protocol.events import ECHO, Action, OperationDone, SchedulerRequest, SendMessage
 from ...protocol.losses import lost, stopped
-from ...protocol.messages import Answer, Failure, Loss, Ping, ReliableMessage
+from ...protocol.messages import Failure, Loss, MemberReply, PingRequest, ReliableMessage
 from ...protocol.reliable_link import ReliableLink
 from ...protocol.silence import SilenceDetector
 from .options import WorkerOptions
@@ -22,7 +22,7 @@ class SchedulerLink:
 
     def __init__(self, options: WorkerOptions) -> None:
         self._dead_after, self._start = options.dead_after, options.start
-        #: Seconds that the scheduler may be absent, as in its `Met`.
+        #: Seconds that the scheduler may be absent, as in its `HelloReply`.
         self.absence = options.absence
         self._link = ReliableLink(options.control_resend)
         #: To be stepped whenever the machine is.
@@ -45,11 +45,11 @@ class SchedulerLink:
 
     def write(self, body: Any, now: float, actions: list[Action]) -> None:
         """Send a message, and repeat it until it is acknowledged."""
-        actions.append(Send(SCHEDULER, self._link.write(body, now)))
+        actions.append(SendMessage(SCHEDULER, self._link.write(body, now)))
 
-    def unreliable(self, body: Any) -> Send:
+    def unreliable(self, body: Any) -> SendMessage:
         """Return a message that may be lost."""
-        return Send(SCHEDULER, self._link.send_unreliable(body))
+        return SendMessage(SCHEDULER, self._link.send_unreliable(body))
 
     def request(self, event: SchedulerRequest, store: int, now: float, actions: list[Action]) -> None:
         """Send a request; a message without a number is done when it is acknowledged."""
@@ -65,7 +65,7 @@ class SchedulerLink:
 
     def resend(self, now: float, actions: list[Action]) -> None:
         """Repeat messages that are not acknowledged in time."""
-        actions.extend(Send(SCHEDULER, message) for message in self._link.again(now))
+        actions.extend(SendMessage(SCHEDULER, message) for message in self._link.again(now))
 
     # --------------------------------------------------------------------------------------------- receiving
 
@@ -82,20 +82,20 @@ class SchedulerLink:
     def acknowledge(self, actions: list[Action]) -> None:
         """End requests that are acknowledged; acknowledge received messages, if no other message did."""
         delivered = [number for number in self._delivered if number <= self._link.acknowledged]
-        actions.extend(Done(self._delivered.pop(number)) for number in delivered)
+        actions.extend(OperationDone(self._delivered.pop(number)) for number in delivered)
         pending = self._link.pending_ack()
         if pending is not None:
-            actions.append(Send(SCHEDULER, pending))
+            actions.append(SendMessage(SCHEDULER, pending))
 
-    def answered(self, message: Answer, now: float, actions: list[Action]) -> None:
+    def answered(self, message: MemberReply, now: float, actions: list[Action]) -> None:
         """End the request that this message answers."""
         op = self._requests.pop(message.request, None)
         if op is not None:
-            actions.append(Done(op, message.error, message))
+            actions.append(OperationDone(op, message.error, message))
 
     def end_delivered(self, actions: list[Action]) -> None:
         """Stop waiting for acknowledgements: the scheduler has probably ended, and its last one was lost."""
-        actions.extend(Done(op) for op in self._delivered.values())
+        actions.extend(OperationDone(op) for op in self._delivered.values())
         self._delivered.clear()
 
     def fail(self, failure: Failure, actions: list[Action]) -> None:
@@ -103,7 +103,7 @@ class SchedulerLink:
         waiting = [*self._requests.values(), *self._delivered.values()]
         self._requests.clear()
         self._delivered.clear()
-        actions.extend(Done(op, failure) for op in waiting)
+        actions.extend(OperationDone(op, failure) for op in waiting)
 
     # ---------------------------------------------------------------------------------------------- silence
 
@@ -120,9 +120,9 @@ class SchedulerLink:
             return lost((Loss("scheduler", 0, self.silence.silent(now)),))
         if self.silence.should_ask(now):
             if self.echoes:
-                actions.append(Send(ECHO, Ping(0)))
+                actions.append(SendMessage(ECHO, PingRequest(0)))
             if not self.echoes or self.silence.is_long(now):  # another process may be at the echo's address
-                actions.append(self.unreliable(Ping(0)))
+                actions.append(self.unreliable(PingRequest(0)))
         return None
 
     def explained(self, why: Failure, who: str) -> Failure:

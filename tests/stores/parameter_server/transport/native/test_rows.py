@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.stores.parameter_server.protocol.messages import Batch, Kind, PayloadLocation, Record
+from kvstore.stores.parameter_server.protocol.messages import Batch, PayloadLocation, Record, RecordKind
 from kvstore.stores.parameter_server.transport.frames import MessageCodec, pack
 from kvstore.stores.parameter_server.transport.native._streams import (
     ExpectedRows,
@@ -127,7 +127,7 @@ def reply(slice_: int, ids: Array, data: Array, **changes: Any) -> list[Any]:
     both = memoryview(ids.view(np.uint8)), memoryview(data.reshape(-1).view(np.uint8))
     frames, ((frame, offset, nbytes),) = pack([both])
     record = Record(
-        Kind.VALUE, slice_, 1, rows=len(ids), place=PayloadLocation.FRAME, frame=frame, offset=offset,
+        RecordKind.VALUE, slice_, 1, rows=len(ids), place=PayloadLocation.FRAME, frame=frame, offset=offset,
         nbytes=nbytes,
     )._replace(**changes)  # fmt: skip
     return CODEC.encode(Batch(0, 0, 0, 0, [record], tuple(frames), 0))
@@ -172,7 +172,7 @@ def test_expected_rows_are_received_where_they_belong(ends: tuple[Stream, Stream
     "change",
     [
         {"slice_": 5},
-        {"kind": Kind.DONE},
+        {"kind": RecordKind.DONE},
         {"place": PayloadLocation.NONE},
         {"place": PayloadLocation.SHARED},
         {"frame": 1},
