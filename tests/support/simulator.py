@@ -38,7 +38,7 @@ from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.scheduler.journaled_scheduler import RecordedScheduler
 from kvstore.stores.parameter_server.scheduler.machine import SchedulerMachine, SchedulerOptions
 from kvstore.stores.parameter_server.server.machine import ServerMachine, ServerOptions
-from kvstore.stores.parameter_server.worker.consistent_rounds import PushCalls, behind
+from kvstore.stores.parameter_server.worker.consistent_rounds import PushCalls, slices_behind
 from kvstore.stores.parameter_server.worker.state_machine.machine import WorkerMachine
 from kvstore.stores.parameter_server.worker.state_machine.options import WorkerOptions
 from kvstore.stores.parameter_server.worker.state_machine.server_links import failure_of
@@ -258,7 +258,7 @@ class SchedulerHost(Host):
         """Begin, or continue from the journal."""
         self.alive = True
         self.recorded = RecordedScheduler(self.options, lambda: self.now)
-        self.recorded.read(self.records)
+        self.recorded.restore_records(self.records)
         if self.job.plan.faults.return_scheduler:
             self.recorded.step(e.SchedulerRestarted(self.machine.term + 1))
             self.recorded.next_record()
@@ -322,9 +322,9 @@ class ServerHost(Host):
 
     def save(self) -> None:
         """Write a snapshot, if nothing is being done."""
-        if self.busy or not self.machine.quiet() or self.job.points.fires(self.name, "save", 0.3):
+        if self.busy or not self.machine.is_quiet() or self.job.points.fires(self.name, "save", 0.3):
             return
-        state = msgspec.json.decode(msgspec.json.encode(self.machine.snapshot()))
+        state = msgspec.json.decode(msgspec.json.encode(self.machine.snapshot_state()))
         self.job.snapshots[self.machine.rank] = (dict(self.values), state)
         self.job.saved[self.machine.rank] = self.job.now
         self.wants_snapshot = False
@@ -723,7 +723,7 @@ class Store:
         parts = [self._part(kind, one) for key in keys for one in self.entries[key].slices]
         if kind in (m.RecordKind.PUSH, m.RecordKind.PUSHPULL):
             self.made += 1
-            self.pushed.note({key: len(self.sent[self.entries[key].slices[0].id]) for key in keys})
+            self.pushed.note_call({key: len(self.sent[self.entries[key].slices[0].id]) for key in keys})
         verb = (
             kind.name.lower() if kind in (m.RecordKind.PUSH, m.RecordKind.PUSHPULL, m.RecordKind.PULL) else ""
         )
@@ -735,7 +735,7 @@ class Store:
             self._part(m.RecordKind[verb.upper()], one) for key in keys for one in self.entries[key].slices
         ]
         self.made += 1
-        self.pushed.note({key: len(self.sent[self.entries[key].slices[0].id]) for key in keys})
+        self.pushed.note_call({key: len(self.sent[self.entries[key].slices[0].id]) for key in keys})
         self.send_parts(("*",), parts, self._next, "step")
 
     def send_parts(
@@ -902,7 +902,7 @@ class Store:
         for key in keys:
             slices = self.entries[key].slices
             there = [self._own(one, rounds[one.id]) for one in slices]
-            late = [self._part(m.RecordKind.PULL, slices[at]) for at in behind(there)]
+            late = [self._part(m.RecordKind.PULL, slices[at]) for at in slices_behind(there)]
             again += [one._replace(record=one.record._replace(round=max(there))) for one in late]
         if again:
             self._read_together(keys, again, rounds, end, self.recorded[done.op][0])
@@ -912,7 +912,7 @@ class Store:
         self.go()
 
     def _own(self, one: m.Slice, round_: int) -> int:
-        return round_ - self.machine.base(one.server, one.id)
+        return round_ - self.machine.base_round(one.server, one.id)
 
     def _check_one_round(self, keys: Iterable[str], rounds: dict[int, int]) -> None:
         for key in keys:
@@ -939,11 +939,13 @@ class Store:
         if done.error is not None:  # a key without a value, or another loss
             self._close()
             return
-        last = {one.id: self.machine.complete(one.server, one.id) for key in keys for one in slices[key]}
+        last = {
+            one.id: self.machine.complete_pushes(one.server, one.id) for key in keys for one in slices[key]
+        }
         rounds = {key: [last[one.id] for one in slices[key]] for key in keys}
         parts, wanted = [], {}
         for key in keys:
-            whole = self.pushed.whole(key, rounds)
+            whole = self.pushed.whole_round(key, rounds)
             self.job.check(whole <= min(rounds[key]), f"round {whole} of {key} is not whole: {rounds}")
             if max(rounds[key]) > whole + 1:
                 self.job.check(not self.job.plan.faults.steps, f"{key} cannot go back to {whole}: {rounds}")
@@ -1108,7 +1110,7 @@ class Store:
         value = action.frames[action.record.frame]
         slice_ = part.record.slice
         call = self.recorded[action.op][0]
-        if self.machine.member.broken and call not in self.known:
+        if self.machine.member.is_broken and call not in self.known:
             self.job.recorded.unread(self, call)
         else:
             self.job.recorded.came(self, call, *self.places[slice_], value)
@@ -1121,7 +1123,7 @@ class Store:
         if self.job.plan.mode == "sync" and not self.job.restarted:
             seen = self.job.seen.setdefault((self.number, slice_, value.round), value)
             check(seen is value, f"slice {slice_} has two values of round {value.round}")
-        excused = self.job.restarted or self.machine.member.broken
+        excused = self.job.restarted or self.machine.member.is_broken
         told = f"slice {slice_}"
         if not excused:
             check(mine == wanted, f"{self} pulled {told} with {sorted(mine)} and not {sorted(wanted)}")

@@ -24,12 +24,12 @@ from ...compression import Codec
 from ...errors import FencedError, KVStoreError
 from ...settings.definitions import is_side
 from ..entry import Array
-from ..parameter_server.protocol.failures import raised
+from ..parameter_server.protocol.failures import as_exception
 from ..parameter_server.protocol.messages import Failure, PayloadLocation, Record, RecordKind, Slice
 from ..parameter_server.protocol.payload_bytes import SHARED_BYTES, as_bytes
 from ..parameter_server.worker.client import WorkerClient
 from ..parameter_server.worker.operations import PartRequest, PendingOperation
-from ..parameter_server.worker.replies import elements
+from ..parameter_server.worker.replies import aligned_elements
 from ..shared.native import _shared as shm
 from .packing import HostPacking
 from .quick_exchange import PushHead, QuickExchange, SlicePlan
@@ -233,7 +233,7 @@ class HostCarrier:
     @property
     def _can_push(self) -> bool:
         """Whether this worker still has a part in the job."""
-        return not (self._client.failed or self._client.member.broken)
+        return not (self._client.has_failed or self._client.member.is_broken)
 
     # ------------------------------------------------------------------------------------- in the thread
 
@@ -389,7 +389,7 @@ class HostCarrier:
         if record.place == PayloadLocation.SHARED:
             return self._shared.copy(part.server, record, value)
         count = part.stop - part.start
-        np.copyto(value, elements(frames[record.frame], record.offset, value.dtype, count))
+        np.copyto(value, aligned_elements(frames[record.frame], record.offset, value.dtype, count))
         return True
 
     def _end_all(self) -> None:
@@ -399,11 +399,11 @@ class HostCarrier:
             self._open.remove((operation, exchanges))  # callers add others meanwhile
             if operation.error is not None:
                 if operation.error.error == "FencedError":  # this worker's own
-                    raise raised(operation.error)
+                    raise as_exception(operation.error)
                 for exchange in exchanges:
                     self._sums.pop(exchange, None)
                     exchange.fail(operation.error)
-                    if not (self._client.failed or self._client.member.broken):
+                    if not (self._client.has_failed or self._client.member.is_broken):
                         self._shared.give_back(*exchange)  # else a server may yet read it
 
     def _look_after(self) -> None:

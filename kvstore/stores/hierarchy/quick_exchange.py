@@ -89,7 +89,7 @@ class QuickExchange(QuickCall):
     def begin(self, machine: WorkerMachine, sockets: WorkerSockets, before: QuickCall | None) -> bool:
         """Count, and send, if nothing else is under way; False: nothing has happened."""
         plan = self._plan.servers[0]
-        stream = sockets.stream(plan.server)
+        stream = sockets.server_stream(plan.server)
         if before is not None or stream is None or not machine.allows_exchange(self._plan.server_numbers):
             return False
         (values, sent), (outs, received) = self._values, self._outs  # type: ignore[misc]

@@ -52,7 +52,7 @@ class SharedParts:
         """Copy a server's answer from its memory; False: the memory has changed during the copy."""
         memory = self._client.server_memory(server)
         where = record.frame, record.offset, record.nbytes, record.seqlock
-        return memory is not None and memory.copy(*where, to.reshape(-1).view(np.uint8))
+        return memory is not None and memory.copy_block(*where, to.reshape(-1).view(np.uint8))
 
     def give_back(self, handle: Handle, round: int) -> None:
         """Reuse the memory of a sum, which its server no longer reads."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bench.scale.wire import ControlCodec, batch_bytes
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.protocol.messages import Batch, PayloadLocation, Record, RecordKind
-from kvstore.stores.parameter_server.transport.frames import MessageCodec, pack
+from kvstore.stores.parameter_server.transport.frames import MessageCodec, pack_payloads
 
 JOB = MessageCodec("a job")
 
@@ -26,7 +26,7 @@ def record(nbytes: int) -> Record:
 def test_requests_have_the_bytes_that_a_stream_gives_them(sizes: list[int]) -> None:
     batch = Batch(0, 1, 2, 3, [record(size) for size in sizes])
     payloads = [bytes(size) for size in sizes if size]
-    frames, _ = pack(payloads) if payloads else ([], [])
+    frames, _ = pack_payloads(payloads) if payloads else ([], [])
     written: list[Any] = JOB.encode(batch._replace(frames=tuple(frames)))
     begins = 8 + 8 * len(written)  # as transport/native writes them before a message
     assert batch_bytes(batch) in (begins + sum(map(len, written)), begins + 8 + sum(map(len, written)))

@@ -200,7 +200,7 @@ class KeyEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """Elements of a line: pushed rows of a dense key travel as lines, each within one slice."""
         return math.gcd(math.prod(self.spec.shape[1:]), *(part.start for part in self.slices))
 
-    def names(self) -> Iterator[tuple[int, str]]:
+    def slice_names(self) -> Iterator[tuple[int, str]]:
         """Yield each slice with a name: the key, and which part of it where the key is divided."""
         name, n = str(self.spec.key), len(self.slices)
         for at, part in enumerate(self.slices, 1):

@@ -68,7 +68,7 @@ class ProcessAdmission:
         if peer.hello is not None:
             return
         peer.hello = hello
-        error = hello_failure(hello, self._job, self._assignment.count(hello.role))
+        error = hello_failure(hello, self._job, self._assignment.process_count(hello.role))
         if error is not None:
             outgoing.refuse(peer, error)
         elif self._closed:
@@ -79,7 +79,7 @@ class ProcessAdmission:
                 peer.since = outgoing.now
                 self._waiting.append((peer, hello))
 
-    def retry(self, outgoing: StepActions) -> None:
+    def admit_waiting(self, outgoing: StepActions) -> None:
         """Admit or refuse the waiting processes for which this can be decided now."""
         waiting, self._waiting = self._waiting, []
         for peer, hello in waiting:
@@ -92,7 +92,7 @@ class ProcessAdmission:
             else:
                 self._waiting.append((peer, hello))
 
-    def discount(self, seconds: float) -> None:
+    def discount_pause(self, seconds: float) -> None:
         """Subtract a time in which the scheduler itself was stopped from all waits.
 
         Otherwise the last heartbeat of a holder that has died would seem to be long after the wait began.
@@ -100,12 +100,12 @@ class ProcessAdmission:
         for peer, _ in self._waiting:
             peer.since += seconds
 
-    def resume(self, now: float) -> None:
+    def restart_waits(self, now: float) -> None:
         """Count all waits from now on, after an absence of the scheduler."""
         for peer, _ in self._waiting:
             peer.since = now
 
-    def close(self, outgoing: StepActions) -> None:
+    def refuse_all(self, outgoing: StepActions) -> None:
         """Refuse all further processes, and those that wait."""
         self._closed = True
         for peer, _ in self._waiting:
@@ -137,7 +137,7 @@ class ProcessAdmission:
                     peer, Failure("FencedError", f"{holder} has ended; the job continues without it")
                 )
                 return True
-            process = self._assign(rank, holder, hello, outgoing)
+            process = self._assign_rank(rank, holder, hello, outgoing)
         peer.process = process
         if hello.role == "server":
             self._add_server(peer, process, hello, outgoing)
@@ -149,10 +149,12 @@ class ProcessAdmission:
     def _requested_rank(self, hello: HelloRequest) -> tuple[int, JobProcess | None]:
         """Return the rank for a new process, -1 if none is free, and the last process with that rank."""
         assigned = self._assignment.by_rank(hello.role)
-        rank = hello.rank if hello.rank >= 0 else free_rank(assigned, self._assignment.count(hello.role))
+        rank = (
+            hello.rank if hello.rank >= 0 else free_rank(assigned, self._assignment.process_count(hello.role))
+        )
         return rank, assigned.get(rank)
 
-    def _assign(
+    def _assign_rank(
         self, rank: int, holder: JobProcess | None, hello: HelloRequest, outgoing: StepActions
     ) -> JobProcess:
         """Assign a rank to a new process; a process that still has it is declared lost."""
@@ -173,17 +175,17 @@ class ProcessAdmission:
             outgoing.refuse(peer, Failure("FencedError", text))
             return
         process.peers[-1] = peer
-        servers.add(process, hello.address)
+        servers.add_server(process, hello.address)
         if servers.welcomed:
-            self._welcome(process.rank, outgoing)
+            self._welcome_server(process.rank, outgoing)
             self._stores.send_state(process.rank, outgoing)
-        elif not servers.missing:
+        elif not servers.missing_ranks:
             servers.welcomed = True
             for rank in sorted(servers.present):
-                self._welcome(rank, outgoing)
+                self._welcome_server(rank, outgoing)
             for store in self._stores.values():
                 self._stores.try_start(store, outgoing)
 
-    def _welcome(self, rank: int, outgoing: StepActions) -> None:
+    def _welcome_server(self, rank: int, outgoing: StepActions) -> None:
         servers = self._assignment.servers
         servers.send(rank, WelcomeNotice(-1, rank, servers.count, 0, (), servers.members), outgoing)

@@ -33,17 +33,17 @@ class FailureDetector:
             for peer in process.peers.values():
                 outgoing.fence(peer, fence_reason(process))
 
-    def discount(self, seconds: float) -> None:
+    def discount_pause(self, seconds: float) -> None:
         """Subtract a time in which the scheduler itself was stopped from the silence of all processes."""
         for process in self._assignment.processes.values():
             process.heard += seconds
 
-    def resume(self, now: float) -> None:
+    def restart_silences(self, now: float) -> None:
         """Count silence from now on: the scheduler could receive no heartbeat while it was away."""
         for process in self._assignment.processes.values():
             process.heard = now
 
-    def check(self, outgoing: StepActions) -> None:
+    def check_silences(self, outgoing: StepActions) -> None:
         """Declare silent processes lost, and break the stores if a server was not restarted in time."""
         for process in list(self._assignment.processes.values()):
             if process.state == ProcessState.HERE and outgoing.now - process.heard > self._dead_after:
@@ -76,7 +76,7 @@ class FailureDetector:
 
     def _lose_server(self, loss: Loss, outgoing: StepActions) -> None:
         servers = self._assignment.servers
-        servers.remove(loss.rank)
+        servers.remove_server(loss.rank)
         if not servers.welcomed:
             return
         if self._server_grace > 0 and servers.final_loss is None:

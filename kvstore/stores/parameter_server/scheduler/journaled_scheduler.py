@@ -2,9 +2,10 @@
 
 The machine is deterministic, so its state follows from its events. The journal has each event that changed
 the persistent state (`StepActions.changed`), with its time, and with the heartbeats since the event before.
-All events of one iteration of the event loop are one record. After a restart `read` passes the events through
-a machine again and drops the actions: the reliable links repeat each message that is not acknowledged. The
-clock of the machine continues at the time of the last event, so an absence of the scheduler adds to no wait.
+All events of one iteration of the event loop are one record. After a restart `restore_records` passes the
+events through a machine again and drops the actions: the reliable links repeat each message that is not
+acknowledged. The clock of the machine continues at the time of the last event, so an absence of the scheduler
+adds to no wait.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..protocol.events import Action, Event, HeartbeatReceived, MessageReceived,
 from ..protocol.messages import PROTOCOL, ReliableMessage
 from .journal_file import JournalFile
 from .machine import SchedulerMachine, SchedulerOptions
-from .machine_state import dumped, loaded
+from .machine_state import dump_state, load_state
 
 _FORMAT = 3
 _LARGE = 4 << 20  # bytes of a journal; the state replaces the events of a larger one
@@ -103,7 +104,7 @@ class RecordedScheduler:
 
     def _note_heard(self, event: Event) -> None:
         if isinstance(event, HeartbeatReceived):
-            process = self.machine.process(event.process)
+            process = self.machine.process_named(event.process)
         else:
             process = self.machine.process_of(event.peer) if isinstance(event, MessageReceived) else None
         if process is not None:
@@ -114,10 +115,10 @@ class RecordedScheduler:
     def state_record(self, addresses: tuple[str, str]) -> bytes:
         """Return a record of the whole state, which replaces all records before it."""
         head = JournalHead(_FORMAT, PROTOCOL, package_version(), self._options, self.machine.term, addresses)
-        head.state = dumped(self.machine.state())
+        head.state = dump_state(self.machine.state())
         return msgspec.msgpack.encode(head)
 
-    def read(self, records: list[bytes]) -> tuple[str, str]:
+    def restore_records(self, records: list[bytes]) -> tuple[str, str]:
         """Restore the machine from records; return the addresses of the heartbeats and of the echo.
 
         Raises
@@ -129,9 +130,9 @@ class RecordedScheduler:
             return "", ""
         try:
             head = _heads.decode(records[0])
-            self._check(head)
+            self._check_head(head)
             if head.state is not None:
-                self.machine.restore(loaded(head.state))
+                self.machine.restore(load_state(head.state))
             for record in records[1:]:
                 for entry in _entries.decode(record):
                     clocks = entry.stepped, entry.manned
@@ -146,7 +147,7 @@ class RecordedScheduler:
         self._behind = self._clock() - (self.machine.clocks()[0] or self._clock())
         return head.addresses
 
-    def _check(self, head: JournalHead) -> None:
+    def _check_head(self, head: JournalHead) -> None:
         mine, found = (_FORMAT, PROTOCOL, package_version()), (head.format, head.protocol, head.version)
         if mine != found:
             raise ConfigError(
@@ -178,24 +179,24 @@ class JournaledScheduler(RecordedScheduler):
         self._state_bytes = 0  # of the last state that was written
         try:
             #: Addresses of heartbeats and echo of the scheduler before this one; empty for the first.
-            self.addresses = self.read(self.journal.records)
+            self.addresses = self.restore_records(self.journal.records)
         except BaseException:
             self.journal.close()
             raise
 
-    def begin(self, addresses: tuple[str, str]) -> None:
+    def continue_job(self, addresses: tuple[str, str]) -> None:
         """Continue the job of the scheduler before this one, if any, and exclude any other scheduler."""
         self.addresses, read = addresses, self.journal.records
 
         def merged(records: list[bytes]) -> bytes:
             if records is not read:
                 self.machine.restore(SchedulerMachine(self.machine.options).state())
-                self.read(records)
+                self.restore_records(records)
             self.step(SchedulerRestarted(self.machine.term + 1))
             self.next_record()
             return self.state_record(addresses)
 
-        self.journal.acquire(merged)
+        self.journal.replace_by_merged(merged)
 
     def commit(self) -> None:
         """Write the events since the last call to the journal; blocks until they are on disk."""

@@ -19,7 +19,7 @@ from ....settings.roles import Roles
 from ....source_tree import package_version
 from ....waiting import NOTICE_AFTER
 from ..protocol import events
-from ..protocol.failures import raised
+from ..protocol.failures import as_exception
 from ..protocol.messages import PROTOCOL, HelloReply, HelloRequest, PingReply, ReliableMessage
 from ..protocol.view_log import tell_message
 from ..transport.sockets import SchedulerSockets
@@ -31,7 +31,7 @@ log = logging.getLogger("kvstore.ps")
 _TICK = 0.1  # seconds between two ticks
 
 
-def run(
+def run_scheduler(
     roles: Roles,
     config: PsConfig,
     report: Callable[[str], None] | None = None,
@@ -53,7 +53,9 @@ def run(
     KVStoreError
         The job ended with an error, or the scheduler cannot listen at its address.
     """
-    journaled = JournaledScheduler(_options(roles, config), config.journal) if config.journal else None
+    journaled = (
+        JournaledScheduler(_scheduler_options(roles, config), config.journal) if config.journal else None
+    )
     if journaled is not None and roles.restart and not journaled.journal.records:
         journaled.journal.remove()
         log.info("the job is over: it ended before this scheduler was restarted")
@@ -62,9 +64,9 @@ def run(
     roles = roles.bound(sockets.port)
     try:
         loop = _SchedulerLoop(roles, config, sockets, journaled)
-        recording.follow(loop, _SchedulerLoop.record)
+        recording.follow(loop, _SchedulerLoop.timeline_record)
         if watch is not None:
-            watch(loop.deserted)
+            watch(loop.is_deserted)
         if report is not None:
             report(sockets.address)
         end = loop.run()
@@ -76,10 +78,10 @@ def run(
     if journaled is not None and (end.error is None or end.error.error != "FencedError"):
         journaled.journal.path.unlink(missing_ok=True)
     if end.error is not None:
-        raise raised(end.error)
+        raise as_exception(end.error)
 
 
-def _options(roles: Roles, config: PsConfig) -> SchedulerOptions:
+def _scheduler_options(roles: Roles, config: PsConfig) -> SchedulerOptions:
     return SchedulerOptions(
         roles.job,
         roles.num_workers,
@@ -113,11 +115,13 @@ class _SchedulerLoop:
     ) -> None:
         self._sockets, self._heartbeat = sockets, config.heartbeat
         self._journaled = journaled
-        self._machine = SchedulerMachine(_options(roles, config)) if journaled is None else journaled.machine
+        self._machine = (
+            SchedulerMachine(_scheduler_options(roles, config)) if journaled is None else journaled.machine
+        )
         self._absence = config.timeout if journaled is not None else 0.0
         self._actions: list[events.Action] = []
         if journaled is not None:
-            journaled.begin((sockets.heartbeats.address, sockets.echo))
+            journaled.continue_job((sockets.heartbeats.address, sockets.echo))
             if self._machine.term > 1:
                 log.warning(
                     "the scheduler continues job %r from its journal %s (start %d)",
@@ -130,9 +134,9 @@ class _SchedulerLoop:
         self._members = MembershipLog(log)
         self.counters = self._members.counters = Counters("scheduler", roles.job, 0, 1)
 
-    def deserted(self) -> bool:
+    def is_deserted(self) -> bool:
         """Return whether no worker was ever admitted."""
-        return self._machine.deserted
+        return self._machine.is_deserted
 
     def run(self) -> events.JobEnded:
         """Run the event loop until the job is over."""
@@ -141,9 +145,9 @@ class _SchedulerLoop:
         while self._ended is None:
             for peer, message in self._sockets.receive(_TICK):
                 self._note_version(message)
-                self._step(events.MessageReceived(peer, message))
-            for process in self._sockets.heartbeats.heard():
-                self._step(events.HeartbeatReceived(process))
+                self._step_machine(events.MessageReceived(peer, message))
+            for process in self._sockets.heartbeats.read_echoes():
+                self._step_machine(events.HeartbeatReceived(process))
             self._tick(time.monotonic())
             self._carry_out()
         log.info("the job is over after %.1f s", time.monotonic() - self._started)
@@ -154,7 +158,7 @@ class _SchedulerLoop:
         missing = self._machine.waits_for()
         return f"the scheduler waits for {missing}" if missing else "the scheduler, with all processes there"
 
-    def record(self) -> StoreRecord:
+    def timeline_record(self) -> StoreRecord:
         """Describe the scheduler for a timeline, whose reference clock is that of the scheduler."""
         return StoreRecord(self.counters.number, "scheduler", self.counters.read()["job"], 0, 1, {})
 
@@ -179,16 +183,16 @@ class _SchedulerLoop:
         """Send heartbeats, step the machine with a tick, and log a long start, each when it is due."""
         if now - self._pinged >= self._heartbeat:
             self._pinged = now
-            self._sockets.heartbeats.ping()
+            self._sockets.heartbeats.ping_all()
         if now - self._ticked >= _TICK:
             self._ticked = now
-            self._step(events.TickEvent())
+            self._step_machine(events.TickEvent())
         if not self._notice_logged and now - self._started > NOTICE_AFTER:
             self._notice_logged = True
             if missing := self._machine.waits_for():
                 log.warning("the job has waited %.0f s for %s", now - self._started, missing)
 
-    def _step(self, event: events.Event) -> None:
+    def _step_machine(self, event: events.Event) -> None:
         if self._journaled is not None:
             self._actions += self._journaled.step(event)  # carried out after the event is on disk
             return
@@ -203,11 +207,11 @@ class _SchedulerLoop:
         for action in actions:
             if isinstance(action, events.SendMessage):
                 tell_message(self._members, action.message)
-                self._sockets.send(action.peer, self._addressed(action.message))
+                self._sockets.send(action.peer, self._with_addresses(action.message))
             elif isinstance(action, events.JobEnded):
                 self._ended = action
 
-    def _addressed(self, message: Any) -> Any:
+    def _with_addresses(self, message: Any) -> Any:
         """Return the message with the addresses of heartbeats and echo, or the time, if it has them."""
         if type(message) is not ReliableMessage:
             return message

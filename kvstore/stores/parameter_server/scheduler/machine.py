@@ -118,34 +118,36 @@ class SchedulerMachine:
         )
         self._admission = ProcessAdmission(options.job, assignment, stores, detector, options.dead_after)
         self._shutdown = JobShutdown(assignment, stores, detector, self._admission, options.timeout)
-        self._connect()
+        self._set_handlers()
 
-    def _connect(self) -> None:
+    def _set_handlers(self) -> None:
         """Assign a handler to each kind of message."""
         self._processes = self._assignment.processes
         shutdown, requests = self._shutdown, MemberRequests(self._assignment, self._stores)
         self._handlers: dict[type, Callable[[PeerConnection, Any, StepActions], None]] = {
             m.HelloRequest: self._admission.receive_hello,
-            m.ProcessEndNotice: shutdown.bye,
-            m.LeaveNotice: shutdown.leave,
+            m.ProcessEndNotice: shutdown.note_process_end,
+            m.LeaveNotice: shutdown.leave_store,
             m.RejoinBeginNotice: requests.begin_rejoin,
             m.JoinPointNotice: requests.join_point_reached,
-            m.InstallReply: requests.installed,
+            m.InstallReply: requests.note_installed,
             m.MissingRequest: requests.send_missing,
-            m.PingRequest: self._ping,
+            m.PingRequest: self._answer_ping,
         }
         of_members: dict[type, Callable[..., None]] = {
             m.JoinRequest: requests.join_rounds,
-            m.BarrierRequest: requests.barrier,
+            m.BarrierRequest: requests.enter_barrier,
             m.CreateKeysRequest: requests.create_keys,
-            m.KeysReadyRequest: requests.ready,
-            m.DropKeysRequest: requests.drop,
-            m.LookupRequest: requests.lookup,
-            m.LostCountRequest: requests.count,
-            m.SettingsRequest: requests.settings,
-            m.CommandRequest: requests.command,
+            m.KeysReadyRequest: requests.mark_keys_ready,
+            m.DropKeysRequest: requests.drop_keys,
+            m.LookupRequest: requests.look_up_keys,
+            m.LostCountRequest: requests.count_lost,
+            m.SettingsRequest: requests.change_settings,
+            m.CommandRequest: requests.send_command,
         }
-        self._handlers |= {kind: partial(requests.handle, answer) for kind, answer in of_members.items()}
+        self._handlers |= {
+            kind: partial(requests.handle_request, answer) for kind, answer in of_members.items()
+        }
 
     def step(self, event: Event, now: float) -> list[Action]:
         """Process one event at time `now` in seconds; return the actions for the event loop."""
@@ -154,13 +156,13 @@ class SchedulerMachine:
         if self.ended:
             return outgoing.actions
         if isinstance(event, MessageReceived):
-            self._received(event.peer, event.message, outgoing)
+            self._receive_message(event.peer, event.message, outgoing)
         elif isinstance(event, HeartbeatReceived):
             self._detector.note_heartbeat(event.process, outgoing)
         elif isinstance(event, TickEvent):
             self._tick(outgoing)
         elif isinstance(event, SchedulerRestarted):
-            self._resume(event.term, outgoing)
+            self._restart_waits(event.term, outgoing)
         self.changed = outgoing.changed
         return outgoing.actions
 
@@ -193,18 +195,18 @@ class SchedulerMachine:
             self._peers, self._assignment, self._stores, self._detector, self._admission, self._shutdown,
             self._stepped, self.ended, self.term,
         ) = state  # fmt: skip
-        self._connect()
+        self._set_handlers()
 
-    def _resume(self, term: int, outgoing: StepActions) -> None:
+    def _restart_waits(self, term: int, outgoing: StepActions) -> None:
         """Restart all waits for heartbeats and ranks, and repeat all unacknowledged messages."""
         self.term, outgoing.changed = term, True
-        self._detector.resume(outgoing.now)
-        self._admission.resume(outgoing.now)
-        self._shutdown.resume(outgoing.now)
+        self._detector.restart_silences(outgoing.now)
+        self._admission.restart_waits(outgoing.now)
+        self._shutdown.delay_end(outgoing.now)
         for peer in self._peers.values():
-            peer.link.resume(term, outgoing.now)
+            peer.link.restart_repeats(term, outgoing.now)
 
-    def process(self, name: str) -> JobProcess | None:
+    def process_named(self, name: str) -> JobProcess | None:
         """Return a process by its name."""
         return self._processes.get(name)
 
@@ -214,28 +216,28 @@ class SchedulerMachine:
         return None if peer is None else peer.process
 
     @property
-    def deserted(self) -> bool:
+    def is_deserted(self) -> bool:
         """Return whether no worker was ever admitted."""
         return not self._assignment.workers
 
     def waits_for(self) -> str:
         """Return the processes that are not present yet, for a log line."""
-        missing = [f"server {rank}" for rank in self._assignment.servers.missing]
-        missing += [f"worker {rank}" for rank in self._assignment.missing]
+        missing = [f"server {rank}" for rank in self._assignment.servers.missing_ranks]
+        missing += [f"worker {rank}" for rank in self._assignment.missing_ranks]
         return ", ".join(missing)
 
     def _discount_pause(self, now: float, outgoing: StepActions) -> None:
         """Subtract a time in which the scheduler itself was stopped from all silences and waits."""
         if self._stepped is None:
-            self._shutdown.begin(now)
+            self._shutdown.count_from(now)
             outgoing.changed = True
         elif now - self._stepped > self.options.dead_after / 2:
-            self._detector.discount(now - self._stepped)
-            self._admission.discount(now - self._stepped)
+            self._detector.discount_pause(now - self._stepped)
+            self._admission.discount_pause(now - self._stepped)
             outgoing.changed = True
         self._stepped = now
 
-    def _received(self, name: Hashable, message: Any, outgoing: StepActions) -> None:
+    def _receive_message(self, name: Hashable, message: Any, outgoing: StepActions) -> None:
         if type(message) is not ReliableMessage:
             return
         if message.term > self.term:
@@ -243,7 +245,7 @@ class SchedulerMachine:
             return
         peer = self._peers.get(name) or self._add_peer(name, outgoing.now)
         process = peer.process
-        if message.seen > peer.link.number:
+        if message.seen > peer.link.last_number:
             outgoing.fence(peer, "this scheduler is not the one that you know; start the job again")
             return
         if process is not None and process.state == ProcessState.LOST:
@@ -284,18 +286,18 @@ class SchedulerMachine:
         for name in old:
             del self._peers[name]
 
-    def _ping(self, peer: PeerConnection, message: m.PingRequest, outgoing: StepActions) -> None:
+    def _answer_ping(self, peer: PeerConnection, message: m.PingRequest, outgoing: StepActions) -> None:
         outgoing.send_unreliable(peer, m.PingReply(message.number))
 
     def _tick(self, outgoing: StepActions) -> None:
-        self._detector.check(outgoing)
-        self._admission.retry(outgoing)
-        self._shutdown.check(outgoing)
+        self._detector.check_silences(outgoing)
+        self._admission.admit_waiting(outgoing)
+        self._shutdown.check_over(outgoing)
         self._stores.send_stale_views(outgoing)
         peers = self._peers.values()
         for peer in peers:
             if peer.process is None or peer.process.state == ProcessState.HERE:
                 outgoing.repeat(peer)
-        self.ended = self._shutdown.close(
+        self.ended = self._shutdown.close_if_over(
             peers, self.options.dead_after, self.options.resend_after / 5, outgoing
         )

@@ -74,7 +74,7 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 _SEQUENCES = {"list": list, "set": set, "deque": deque}
 
 
-def dumped(value: Any) -> Any:
+def dump_state(value: Any) -> Any:
     """Convert a value to data that msgpack can encode.
 
     Raises
@@ -85,13 +85,13 @@ def dumped(value: Any) -> Any:
     return _StateWriter().write(value)
 
 
-def loaded(data: Any) -> Any:
-    """Return the value of which `dumped` has made the data.
+def load_state(data: Any) -> Any:
+    """Return the value of which `dump_state` has made the data.
 
     Raises
     ------
     KeyError, TypeError, ValueError
-        `dumped` cannot have made the data.
+        `dump_state` cannot have made the data.
     """
     return _StateReader().read(data)
 
@@ -125,7 +125,7 @@ class _StateWriter:
             return [kind.__name__, number, [self.write(one) for one in value]]
         if name not in _CLASSES:
             raise TypeError(f"the journal cannot store an object of class {kind.__qualname__}")
-        return ["object", number, name, {field: self.write(one) for field, one in _attributes(value)}]
+        return ["object", number, name, {field: self.write(one) for field, one in _attribute_items(value)}]
 
 
 class _StateReader:
@@ -146,9 +146,9 @@ class _StateReader:
             return _TUPLES[rest[0]](*map(self.read, rest[1]))
         if kind == "again":
             return self._made[rest[0]]
-        return self._mutable(kind, *rest)
+        return self._read_mutable(kind, *rest)
 
-    def _mutable(self, kind: str, number: int, *rest: Any) -> Any:
+    def _read_mutable(self, kind: str, number: int, *rest: Any) -> Any:
         made: Any
         if kind == "dict":
             made = self._made[number] = {}
@@ -165,6 +165,6 @@ class _StateReader:
         return made
 
 
-def _attributes(value: Any) -> list[tuple[str, Any]]:
+def _attribute_items(value: Any) -> list[tuple[str, Any]]:
     names = getattr(type(value), "__slots__", None) or vars(value)
     return [(name, getattr(value, name)) for name in names]

@@ -92,4 +92,6 @@ class StepActions:
 
     def repeat(self, peer: PeerConnection) -> None:
         """Send the messages again that have been unacknowledged for too long."""
-        self.actions.extend(SendMessage(peer.name, message) for message in peer.link.again(self.now))
+        self.actions.extend(
+            SendMessage(peer.name, message) for message in peer.link.overdue_messages(self.now)
+        )

@@ -26,17 +26,17 @@ class ServerTable:
         return tuple(self._members[rank] for rank in sorted(self._members))
 
     @property
-    def missing(self) -> list[int]:
+    def missing_ranks(self) -> list[int]:
         """Return the ranks of servers that are not present."""
         return [rank for rank in range(self.count) if rank not in self.present]
 
-    def add(self, process: JobProcess, address: str) -> None:
+    def add_server(self, process: JobProcess, address: str) -> None:
         """Add a server, which can replace a lost server of its rank."""
         self.present[process.rank] = process
         self.awaited.pop(process.rank, None)
         self._members[process.rank] = Member(process.rank, process.incarnation, address)
 
-    def remove(self, rank: int) -> None:
+    def remove_server(self, rank: int) -> None:
         """Remove a lost server; before all servers are welcomed, no other process knows it."""
         self.present.pop(rank, None)
         if not self.welcomed:
@@ -69,7 +69,7 @@ class RankAssignment:
         self.servers = ServerTable(num_servers)
 
     @property
-    def missing(self) -> list[int]:
+    def missing_ranks(self) -> list[int]:
         """Return the ranks of workers that no process has had yet."""
         return [rank for rank in range(self.num_workers) if rank not in self.workers]
 
@@ -77,20 +77,20 @@ class RankAssignment:
         """Return the processes of a role by rank."""
         return self.servers.present if role == "server" else self.workers
 
-    def count(self, role: str) -> int:
+    def process_count(self, role: str) -> int:
         """Return the number of processes of a role in the job."""
         return self.servers.count if role == "server" else self.num_workers
 
-    def ranks(self, state: ProcessState) -> list[int]:
+    def ranks_in_state(self, state: ProcessState) -> list[int]:
         """Return the ranks of workers in a state."""
         return [rank for rank, process in self.workers.items() if process.state == state]
 
-    def peer(self, store: StoreMembership, rank: int) -> PeerConnection | None:
+    def worker_peer(self, store: StoreMembership, rank: int) -> PeerConnection | None:
         """Return the connection of a store of a worker."""
         process = self.workers.get(rank)
         return None if process is None else process.peers.get(store.number)
 
-    def holds(self, peer: PeerConnection, store: StoreMembership) -> bool:
+    def is_current(self, peer: PeerConnection, store: StoreMembership) -> bool:
         """Return whether the peer's process is the current process of its rank, and in the store."""
         process = peer.process
         return (

@@ -68,7 +68,7 @@ class SettingsTable:
             The change contradicts a change of another worker, or the store has another optimizer.
         """
         affected: list[Change] = []
-        change = self._find(rank, asked)
+        change = self._find_equal(rank, asked)
         if change is None and asked.kind in NEW and asked.ordinal in self._optimizers:
             there = self._optimizers[asked.ordinal]
             raise ConfigError(conflict(there.text, there.rank, asked.text, rank))
@@ -85,18 +85,18 @@ class SettingsTable:
             self._install_at(place, servers, [change] if place == change.place else [])
             for place in dict.fromkeys(one.place for one in affected)
         ]
-        self._wait(rank, asked.request, change)
-        self._cut(unpaced)
+        self._add_waiter(rank, asked.request, change)
+        self._forget_old(unpaced)
         return installs
 
     def immediate_answers(self) -> list[tuple[int, MemberReply]]:
         """Return and forget rank and answer of requests whose changes all servers had already."""
         done, self._done = self._done, []
-        return self._answers(done, None)
+        return self._replies_to(done, None)
 
-    def command(self, rank: int, asked: CommandRequest, servers: set[int]) -> InstallRequest:
+    def request_command(self, rank: int, asked: CommandRequest, servers: set[int]) -> InstallRequest:
         """Return the message of a new command for the servers."""
-        install = self._number("command", asked.body, asked.head)
+        install = self._numbered_install("command", asked.body, asked.head)
         installation = self.pending[install.version] = PendingInstall(install, servers)
         installation.waiting.append((rank, asked.request, None))
         return install
@@ -118,10 +118,10 @@ class SettingsTable:
             return [], []
         del self.pending[number]
         if installation.error is None or not installation.changes:
-            return self._answers(installation.waiting, installation.error), []
-        return self._withdraw(installation, installation.error, servers)
+            return self._replies_to(installation.waiting, installation.error), []
+        return self._withdraw_change(installation, installation.error, servers)
 
-    def forget(self, rank: int) -> None:
+    def forget_rank(self, rank: int) -> None:
         """Prepare for another process with this rank, which makes its changes from the beginning."""
         self.log.forget(rank)
         if self.log.changes:
@@ -129,7 +129,7 @@ class SettingsTable:
         for one in self.pending.values():
             one.waiting = [waiting for waiting in one.waiting if waiting[0] != rank]
 
-    def clear(self) -> list[tuple[int, int]]:
+    def clear_waiters(self) -> list[tuple[int, int]]:
         """Return and forget rank and request of all workers that wait."""
         gone: list[tuple[int, int]] = []
         for one in self.pending.values():
@@ -155,7 +155,7 @@ class SettingsTable:
 
     # ---------------------------------------------------------------------------------------------- changes
 
-    def _find(self, rank: int, asked: SettingsRequest) -> Change | None:
+    def _find_equal(self, rank: int, asked: SettingsRequest) -> Change | None:
         """Return the equal change of another worker that this request repeats; None if there is none."""
         if asked.kind in NEW:
             found = self._optimizers.get(asked.ordinal)
@@ -173,7 +173,7 @@ class SettingsTable:
     def _last_place(self) -> int:
         return self.log.changes[-1].place if self.log.changes else 0
 
-    def _withdraw(
+    def _withdraw_change(
         self, refused: PendingInstall, error: Failure, servers: Iterable[int]
     ) -> tuple[list[tuple[int, MemberReply]], list[InstallRequest]]:
         """Withdraw the last change of a refused installation, and the changes that are not valid without it.
@@ -215,7 +215,7 @@ class SettingsTable:
     def _install_at(self, place: int, servers: Iterable[int], changes: list[Change]) -> InstallRequest:
         """Return the message with the settings of a place; its requests now wait for this installation."""
         settings = self.log.settings_at(place)
-        install = self._number("settings", settings.text, since=place + 1, settings=settings)
+        install = self._numbered_install("settings", settings.text, since=place + 1, settings=settings)
         before = self._newest.get(place)
         replaced = self.pending.get(before.version) if before is not None else None
         self._newest[place] = install
@@ -224,19 +224,19 @@ class SettingsTable:
             replaced.waiting, installation.waiting = [], replaced.waiting
         return install
 
-    def _answers(
+    def _replies_to(
         self, done: Iterable[tuple[int, int, Change | None]], error: Failure | None
     ) -> list[tuple[int, MemberReply]]:
         """Return rank and answer of waiting requests."""
-        return [(rank, self._answer(request, change, error)) for rank, request, change in done]
+        return [(rank, self._reply_to(request, change, error)) for rank, request, change in done]
 
-    def _answer(self, request: int, change: Change | None, error: Failure | None) -> MemberReply:
+    def _reply_to(self, request: int, change: Change | None, error: Failure | None) -> MemberReply:
         if change is None or error is not None:
             return MemberReply(request, error=error)
         settings = self.log.settings_for(change)
         return MemberReply(request, version=change.place + 1, epoch=settings.epoch, text=settings.text)
 
-    def _number(
+    def _numbered_install(
         self, kind: str, text: str, head: int = 0, since: int = 0, settings: SettingsAt | None = None
     ) -> InstallRequest:
         self._numbers += 1
@@ -245,13 +245,13 @@ class SettingsTable:
             self.store, self._numbers, kind, text, head, since, at.ordinal, at.epoch, at.keeps_states
         )
 
-    def _wait(self, rank: int, request: int, change: Change) -> None:
+    def _add_waiter(self, rank: int, request: int, change: Change) -> None:
         newest = self._newest.get(change.place)
         installation = None if newest is None else self.pending.get(newest.version)
         waiting = self._done if installation is None else installation.waiting
         waiting.append((rank, request, change))
 
-    def _cut(self, unpaced: Iterable[int]) -> None:
+    def _forget_old(self, unpaced: Iterable[int]) -> None:
         """Forget old changes that all servers have, later changes replace, and no worker can still make."""
         if len(self.log.changes) <= self._most:
             return

@@ -56,12 +56,12 @@ class StoreTable:
             return
         peer.store = store
         process.peers[store.number] = peer
-        store.add(Member(process.rank, process.incarnation))
+        store.add_member(Member(process.rank, process.incarnation))
         if not store.started:
-            store.hosts.add(process.rank, hello.host)
+            store.hosts.add_host(process.rank, hello.host)
             self.try_start(store, outgoing)
             return
-        self._welcome(store, peer, True, outgoing)
+        self._welcome_worker(store, peer, True, outgoing)
         self.send_view(store, outgoing, but=process.rank)
 
     def _entry_failure(
@@ -82,12 +82,12 @@ class StoreTable:
         if store.over:
             return Failure("FencedError", f"{store} is over: all other workers have closed it")
         # A worker that enters a started store replaces a lost worker: one of this store, or of another.
-        lost = [process.rank] if store.started else self._assignment.ranks(ProcessState.LOST)
+        lost = [process.rank] if store.started else self._assignment.ranks_in_state(ProcessState.LOST)
         if store.raises and lost:
             return Failure(
                 "PeerLostError", f"worker {lost[0]} is lost; start the job again", "worker", lost[0]
             )
-        return store.hosts.refusal(process.rank, hello.host, store.members) if store.started else None
+        return store.hosts.entry_failure(process.rank, hello.host, store.members) if store.started else None
 
     def try_start(self, store: StoreMembership, outgoing: StepActions) -> None:
         """Start a store if all servers are present, and all workers that are not lost."""
@@ -97,9 +97,9 @@ class StoreTable:
         missing = (
             set(range(assignment.num_workers))
             - store.members.keys()
-            - set(assignment.ranks(ProcessState.LOST))
+            - set(assignment.ranks_in_state(ProcessState.LOST))
         )
-        ended = missing.intersection(assignment.ranks(ProcessState.ENDED))
+        ended = missing.intersection(assignment.ranks_in_state(ProcessState.ENDED))
         if ended:
             text = (
                 f"worker {min(ended)} has ended and never created {store}: all workers create the same stores"
@@ -107,13 +107,13 @@ class StoreTable:
             self._refuse_members(store, Failure("ConfigError", text), outgoing)
         elif not missing:
             store.start()
-            for peer in self._peers(store):
-                self._welcome(store, peer, False, outgoing)
-            self._servers.send_all(store.view(self._servers.members), outgoing)
+            for peer in self._member_peers(store):
+                self._welcome_worker(store, peer, False, outgoing)
+            self._servers.send_all(store.current_view(self._servers.members), outgoing)
 
     def _refuse_members(self, store: StoreMembership, failure: Failure, outgoing: StepActions) -> None:
         """Refuse all members of a store that cannot start; a later worker must not start it without them."""
-        for peer in self._peers(store):
+        for peer in self._member_peers(store):
             outgoing.refuse(peer, failure)
         store.members.clear()
 
@@ -134,7 +134,7 @@ class StoreTable:
                 self._servers.send(rank, drop_message(store), outgoing)
             if store.over or not store.started:
                 continue
-            entries = store.keys.placed()
+            entries = store.keys.placed_entries()
             if entries:
                 self._servers.send(rank, SlicesNotice(store.number, entries), outgoing)
             if dropped := store.keys.dropped_slices():
@@ -166,7 +166,7 @@ class StoreTable:
         self.leave_old_places(store, -1, outgoing)
         self._complete_rejoins(store, outgoing)
         opened = [(rank, store.settings.barrier_answer(request)) for rank, request in store.open_barrier()]
-        answers, new = store.keys.promote(store.initializer)
+        answers, new = store.keys.answer_initializer(store.initializer)
         self.send_slices(store, new, outgoing)
         self.send_answers(store, [*opened, *answers], outgoing)
 
@@ -193,9 +193,9 @@ class StoreTable:
         join_point: JoinPoint | None = None,
     ) -> None:
         """Send the current view to all servers, and to all members except rank `but`."""
-        view = store.view(self._servers.members, join_point)
+        view = store.current_view(self._servers.members, join_point)
         store.note_view_sent()
-        for peer in self._peers(store):
+        for peer in self._member_peers(store):
             if peer.rank != but:
                 outgoing.write(peer, view)
         self._servers.send_all(view, outgoing)
@@ -224,7 +224,7 @@ class StoreTable:
     ) -> None:
         """Send answers to members, by rank."""
         for rank, answer in answers:
-            peer = self._assignment.peer(store, rank)
+            peer = self._assignment.worker_peer(store, rank)
             if peer is not None:
                 outgoing.write(peer, answer)
 
@@ -233,7 +233,7 @@ class StoreTable:
         if new:
             self._servers.send_all(SlicesNotice(store.number, new), outgoing)
 
-    def _welcome(
+    def _welcome_worker(
         self, store: StoreMembership, peer: PeerConnection, returned: bool, outgoing: StepActions
     ) -> None:
         members = tuple(store.members[rank] for rank in sorted(store.members))
@@ -245,7 +245,7 @@ class StoreTable:
         )  # fmt: skip
         outgoing.write(peer, welcome)
 
-    def _peers(self, store: StoreMembership) -> list[PeerConnection]:
+    def _member_peers(self, store: StoreMembership) -> list[PeerConnection]:
         """Return the connections of the members, by rank."""
-        peers = (self._assignment.peer(store, rank) for rank in sorted(store.members))
+        peers = (self._assignment.worker_peer(store, rank) for rank in sorted(store.members))
         return [peer for peer in peers if peer is not None]

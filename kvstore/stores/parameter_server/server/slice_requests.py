@@ -66,9 +66,9 @@ class SliceRequests:
             self._without_value(session, rounds, record, frames)
         elif kind in _PUSHES:
             if self._members.broken is not None:
-                self._effects.fail(session, record, rounds.round, self._members.broken)
+                self._effects.fail_request(session, record, rounds.round, self._members.broken)
             elif rounds.sealed:
-                self._effects.fail(session, record, rounds.round, self._moved(session, rounds))
+                self._effects.fail_request(session, record, rounds.round, self._moved(session, rounds))
             elif self._members.sync:
                 self._push(session, rounds, record, frames)
             else:
@@ -87,7 +87,9 @@ class SliceRequests:
         if session.waits(sequence):
             self._effects.report(session)
         elif sequence in session.failures:
-            self._effects.fail(session, record, rounds.round if rounds else 0, session.failures[sequence])
+            self._effects.fail_request(
+                session, record, rounds.round if rounds else 0, session.failures[sequence]
+            )
         elif kind == _PUSH or kind in WRITES:
             self._effects.answer(session, _DONE, record, rounds.round if rounds else 0)
         elif kind == RecordKind.BAD or rounds is None or not rounds.ready:
@@ -146,14 +148,14 @@ class SliceRequests:
             self._seal(session, rounds, record)
         else:
             rounds.begin(_WRITE, session, record)
-            self._effects.write(self._store, SliceWrite(rounds.id, record, frames))
+            self._effects.write_slice(self._store, SliceWrite(rounds.id, record, frames))
 
     def _seal(self, session: WorkerSession, rounds: SliceRounds, record: Record) -> None:
         """Refuse pushes from now on, or take them again; a part that waits for its round would be lost."""
         ahead = rounds.open_rounds()
         if record.kind == RecordKind.SEAL and ahead:
             rank = rounds.ranks(ahead[0])[0]
-            self._effects.fail(session, record, rounds.round, self._moved(session, rounds, rank))
+            self._effects.fail_request(session, record, rounds.round, self._moved(session, rounds, rank))
             return
         rounds.seal(record.kind == RecordKind.SEAL)
         self._effects.answer(session, _DONE, record, rounds.round)
@@ -166,7 +168,7 @@ class SliceRequests:
         elif record.kind == RecordKind.BAD:
             self._refuse_unknown(session, record)
         elif record.kind not in _VALUES:
-            self._effects.fail(session, record, 0, self._no_value(record.slice))
+            self._effects.fail_request(session, record, 0, self._no_value(record.slice))
         elif rounds is None or not rounds.defined:
             # The scheduler's word of this slice is still on its way.
             self._slice(record.slice).enqueue((session, record, frames))
@@ -187,9 +189,9 @@ class SliceRequests:
         broken = self._members.broken
         if broken is not None and not self._readable(rounds, record):
             # whoever knows of the loss asks for whatever there is
-            self._effects.fail(session, record, rounds.round, broken)
+            self._effects.fail_request(session, record, rounds.round, broken)
         elif rounds.sealed and not self._readable(rounds, record):
-            self._effects.fail(session, record, rounds.round, self._moved(session, rounds))
+            self._effects.fail_request(session, record, rounds.round, self._moved(session, rounds))
         elif rounds.busy or not self._readable(rounds, record):
             self._wait_to_read(session, rounds, record, frames)
         else:
@@ -227,7 +229,7 @@ class SliceRequests:
         number, failure = told
         if number < record[ROUND]:
             failure = msgspec.structs.replace(failure, text=f"{failure.text}; that was in round {number}")
-        self._effects.fail(session, record, rounds.round, failure)
+        self._effects.fail_request(session, record, rounds.round, failure)
         return True
 
     # ----------------------------------------------------------------------------------------------- progress
@@ -271,7 +273,7 @@ class SliceRequests:
         valued = failure is None and record.kind in _VALUES
         rounds.ready = rounds.ready or valued
         if failure is not None:
-            self._effects.fail(session, record, rounds.round, failure)
+            self._effects.fail_request(session, record, rounds.round, failure)
         elif record.kind == _PUSHPULL:
             self._effects.answer(session, _VALUE, record, rounds.round, ())
         elif valued and not rounds.kept and self._effects.unsaved is not None:
@@ -316,7 +318,7 @@ class SliceRequests:
             self._settle(rounds)
         if job is not None:
             for rank, last in members.left_out(job.slice, job.round) if members.left else ():
-                self._sessions.send(LeftOutNotice(self._store, job.slice, rank, last))
+                self._sessions.send_all(LeftOutNotice(self._store, job.slice, rank, last))
             self._effects.job(self._store, job)
 
     # --------------------------------------------------------------------------------------------- who waits
@@ -335,7 +337,7 @@ class SliceRequests:
         """
         for rounds in list(self.slices.values()):
             for session, record in rounds.abandon():
-                self._effects.fail(session, record, rounds.round, failure)
+                self._effects.fail_request(session, record, rounds.round, failure)
             self._settle(rounds)
         self._effects.work.append(AbortJobs(self._store))
 
@@ -362,7 +364,7 @@ class SliceRequests:
             dropped.append(slice_)
             waiting = [one[:2] for one in (*rounds.take_value_waiters(), *rounds.queue)]
             for session, record in [*waiting, *rounds.take_push_waiters()]:
-                self._effects.fail(session, record, 0, self._no_value(slice_))
+                self._effects.fail_request(session, record, 0, self._no_value(slice_))
         if dropped:
             self._effects.work.append(ForgetSlices(self._store, tuple(dropped)))
 
@@ -393,4 +395,4 @@ class SliceRequests:
 
     def _refuse(self, session: WorkerSession, record: Record, why: str) -> None:
         text = f"worker {session.rank}, slice {record.slice} of store {self._store}: {why}"
-        self._effects.fail(session, record, 0, Failure("ProtocolError", text))
+        self._effects.fail_request(session, record, 0, Failure("ProtocolError", text))

@@ -22,15 +22,15 @@ class ClockComparison:
         self.answers = 0
 
     @property
-    def wanted(self) -> bool:
+    def is_wanted(self) -> bool:
         """Whether clocks are compared."""
         return self._clock is not None
 
-    def question(self) -> ReliableMessage:
+    def make_question(self) -> ReliableMessage:
         """Return the message that asks the scheduler for its time."""
         return ReliableMessage(0, 0, PingRequest(now()))
 
-    def read(self, message: Any) -> None:
+    def read_answer(self, message: Any) -> None:
         """Read a message that has just arrived, if it is an answer."""
         if self._clock is None or type(message) is not ReliableMessage or type(message.body) is not PingReply:
             return

@@ -102,7 +102,7 @@ class MessageCodec:
             )
         if is_new:
             self._read_back(body)
-            self._fan_out.remember(message)
+            self._fan_out.remember_body(message)
         return [head + body]
 
     def decode(self, frames: Sequence[zmq.Frame | bytes | memoryview]) -> Control | Batch:
@@ -251,7 +251,7 @@ def _flat_bytes(buffer: Buffer) -> memoryview | GatheredRows:
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
-def pack(
+def pack_payloads(
     payloads: Sequence[Buffer | tuple[Buffer, ...]], small: int = SMALL
 ) -> tuple[list[Buffer], list[tuple[int, int, int]]]:
     """Join payloads of at most `small` bytes in one frame, each at a multiple of 64 bytes.

@@ -20,9 +20,9 @@ from ..native._native import Link, count_values
 from ..protocol.events import ECHO
 from ..protocol.messages import PROTOCOL, Batch, Control, HelloRequest, PayloadLocation
 from .channel import ChannelPoller, DealerChannel, NotSentError, RouterChannel, ZmqChannel
-from .ciphers import available
+from .ciphers import available_ciphers
 from .context import ZmqContext
-from .frames import MessageCodec, pack
+from .frames import MessageCodec, pack_payloads
 from .heartbeat_echoes import HeartbeatMonitor, SchedulerEcho
 from .native._streams import Exchange, ExpectedRows, Sender, Stream, await_replies
 from .process_limits import check_open_files, check_threads
@@ -119,7 +119,7 @@ class WorkerSockets(_RoleSockets):
         """Bytes of the largest payload that can be sent."""
         return self._codec.limits.frame
 
-    def check(self, message: Control, what: str) -> None:
+    def check_message(self, message: Control, what: str) -> None:
         """Raise `ArgumentError` if a message cannot be sent: it would be repeated for ever."""
         try:
             self._codec.encode(message)
@@ -129,12 +129,12 @@ class WorkerSockets(_RoleSockets):
     def connect_echo(self, address: str) -> None:
         """Open the connection to the scheduler's echo."""
         if self._echo is None:
-            self._echo = _echo(self._context, address, self._name)
+            self._echo = _connect_echo(self._context, address, self._name)
             self._add_dealer(self._echo, ECHO)
 
-    def connect(self, server: int, address: str) -> None:
+    def connect_server(self, server: int, address: str) -> None:
         """Open a connection to a server; it replaces an earlier one."""
-        self._drop(server)
+        self._drop_server(server)
         name = f"{self._name}/{server}/{secrets.token_hex(4)}"
         dealer = DealerChannel(self._context, address, _zmq_identity(name), "server", server, insists=True)
         self._servers[server] = dealer
@@ -142,7 +142,7 @@ class WorkerSockets(_RoleSockets):
 
     def _add_dealer(self, dealer: DealerChannel, peer: Hashable) -> None:
         self._peers[dealer] = peer
-        self._poller.add(dealer)
+        self._poller.add_channel(dealer)
 
     def open_stream(self, server: int, offer: str) -> None:
         """Send batches over a stream to a server from now on, where it offers one."""
@@ -155,7 +155,7 @@ class WorkerSockets(_RoleSockets):
         )
         self._peers[stream] = server
         stream.observe(self._counters)
-        stream.open()
+        stream.advance_open()
 
     def _start_sender(self) -> Sender:
         if self._sender is None:
@@ -171,18 +171,18 @@ class WorkerSockets(_RoleSockets):
     def close_streams(self) -> None:
         """Close the streams to servers, once all messages are passed to the kernel."""
         for stream in self._streams.values():
-            stream.finish(_LINGER)
+            stream.wait_sent(_LINGER)
         for server in list(self._streams):
             self._drop_stream(server)
         if self._sender is not None:
             self._sender.close()
             self._sender = None
 
-    def _drop(self, server: int) -> None:
+    def _drop_server(self, server: int) -> None:
         self._drop_stream(server)
         dealer = self._servers.pop(server, None)
         if dealer is not None:
-            self._poller.remove(dealer)
+            self._poller.remove_channel(dealer)
             del self._peers[dealer]
             dealer.close()
 
@@ -225,7 +225,7 @@ class WorkerSockets(_RoleSockets):
             if isinstance(channel, StreamClient):
                 begin = self._counters.begin()
                 for frames in channel.receive() if not self.closed else ():
-                    message = _decoded(self._codec, frames, f"server {peer}")
+                    message = _decode_or_refuse(self._codec, frames, f"server {peer}")
                     self._count_received(message, STREAM, begin)
                     begin = 0
                     if message is not None:
@@ -236,12 +236,12 @@ class WorkerSockets(_RoleSockets):
                 found = channel.receive() if not self.closed and channel in self._peers else None
                 if found is None:
                     break
-                message = _decoded(self._codec, found, channel.peer)
+                message = _decode_or_refuse(self._codec, found, channel.peer_name)
                 self._count_received(message, FRAME, begin)
                 if message is not None:
                     yield peer, message
 
-    def exchange(
+    def make_exchange(
         self,
         who: tuple[int, int, int],
         parts: list[tuple[int, int, int, int]],
@@ -255,7 +255,7 @@ class WorkerSockets(_RoleSockets):
         head = (PROTOCOL, self._codec.job, *who)
         return Exchange(head, parts, sizes, batch_bytes, self._codec.limits.frame, credit, report, kind)
 
-    def stream(self, server: int) -> Stream | None:
+    def server_stream(self, server: int) -> Stream | None:
         """Return the stream to a server; None where there is none, or a handshake is in progress."""
         client = self._streams.get(server)
         return None if client is None or not self._poller.descriptors else client.stream
@@ -267,7 +267,7 @@ class WorkerSockets(_RoleSockets):
             self._streams[server].has_lost = False
         return lost
 
-    def expect(self, server: int, rows: ExpectedRows) -> Stream | None:
+    def expect_rows(self, server: int, rows: ExpectedRows) -> Stream | None:
         """Receive rows at their destination; return the stream that does so. None: they are to be copied."""
         client = self._streams.get(server)
         stream = None if client is None else client.stream
@@ -286,7 +286,7 @@ class WorkerSockets(_RoleSockets):
         found = await_replies(ways, self._poller.descriptors, end, untils)
         if not found:
             return []
-        messages = [(number, _decoded(self._codec, frames, "a server")) for number, frames in found]
+        messages = [(number, _decode_or_refuse(self._codec, frames, "a server")) for number, frames in found]
         for _, message in messages:
             self._count_received(message, STREAM, 0)
         return [(number, message) for number, message in messages if message is not None]
@@ -314,8 +314,8 @@ class ServerSockets(_RoleSockets):
         try:
             self._workers = RouterChannel(self._context, _server_address(roles, name))
             self._scheduler = DealerChannel(self._context, roles.scheduler, _zmq_identity(name))
-            self._poller.add(self._scheduler)
-            if streams and (roles.keys is None or available()):
+            self._poller.add_channel(self._scheduler)
+            if streams and (roles.keys is None or available_ciphers()):
                 self._streams = ServerStreams(roles, self._poller)
         except BaseException:
             self.close()
@@ -350,28 +350,28 @@ class ServerSockets(_RoleSockets):
             self._workers.send(peer, frames)  # type: ignore[arg-type]
         count_values(self._counters, STREAM if by_stream else FRAME, batch.records, True)
 
-    def meet(self, echo: str) -> None:
+    def start_receiving(self, echo: str) -> None:
         """Connect to the scheduler's echo, and receive from workers from now on.
 
         Not earlier: their requests may keep this process busy, and it would send no heartbeats before.
         """
         if self._echo is None:
-            self._echo = _echo(self._context, echo, self._name)
-            self._poller.add(self._echo)
-            self._poller.add(self._workers)
+            self._echo = _connect_echo(self._context, echo, self._name)
+            self._poller.add_channel(self._echo)
+            self._poller.add_channel(self._workers)
 
     def offer_stream(self, peer: Hashable) -> str:
         """Return the offer that a worker needs to open a stream; empty where there are no streams."""
-        return "" if self._streams is None else self._streams.offer(peer)
+        return "" if self._streams is None else self._streams.offer_stream(peer)
 
     @property
-    def job(self) -> int:
+    def job_hash(self) -> int:
         """Hash of the job's name, as in messages."""
         return self._codec.job
 
     def has_stream(self, peer: Hashable) -> bool:
         """Return whether a worker has a stream now."""
-        return self._streams is not None and self._streams.has(peer)
+        return self._streams is not None and self._streams.has_stream(peer)
 
     def link_of(self, peer: Hashable) -> Link | None:
         """Return the link that handles the messages of a worker's stream in C, if there is one."""
@@ -382,10 +382,10 @@ class ServerSockets(_RoleSockets):
         if self._streams is not None:
             self._streams.set_link(peer, link)
 
-    def forget(self, peer: Hashable) -> None:
+    def forget_worker(self, peer: Hashable) -> None:
         """Close a worker's stream, and refuse new ones from it."""
         if self._streams is not None:
-            self._streams.forget(peer)
+            self._streams.forget_worker(peer)
 
     def close_streams(self) -> None:
         """Close the streams of workers, once all messages are passed to the kernel."""
@@ -403,11 +403,11 @@ class ServerSockets(_RoleSockets):
             if isinstance(channel, ZmqChannel):
                 yield from self._messages_of(channel)
             elif streams is not None:
-                streams.attend(channel)
+                streams.handle_item(channel)
         if streams is not None:
             streams.close_late()
             for peer, handled, frames in streams.receive(0.0 if ready else timeout):
-                message = _decoded(self._codec, frames, repr(peer))
+                message = _decode_or_refuse(self._codec, frames, repr(peer))
                 if isinstance(message, Batch):
                     message = message._replace(records=message.records[handled:])
                     count_values(self._counters, STREAM, message.records, False)
@@ -428,12 +428,12 @@ class ServerSockets(_RoleSockets):
         if channel is not self._workers:
             frames = channel.receive()
             name = SCHEDULER if channel is self._scheduler else ECHO
-            return None if frames is None else (name, _decoded(self._codec, frames, "the scheduler"))
+            return None if frames is None else (name, _decode_or_refuse(self._codec, frames, "the scheduler"))
         found = self._workers.receive()
         if found is None:
             return None
         peer, frames = found
-        return peer, _decoded(self._codec, frames, repr(peer))
+        return peer, _decode_or_refuse(self._codec, frames, repr(peer))
 
 
 class SchedulerSockets(_RoleSockets):
@@ -450,8 +450,8 @@ class SchedulerSockets(_RoleSockets):
             self.heartbeats = HeartbeatMonitor(self._context, pulse)
             echo = echo or _server_address(roles, roles.scheduler + "/echo/")
             self.echo = SchedulerEcho(self._context, echo).address
-            self._poller.add(self._all)
-            self._poller.add(self.heartbeats.router)
+            self._poller.add_channel(self._all)
+            self._poller.add_channel(self.heartbeats.router)
         except BaseException:
             self.close()
             raise
@@ -476,7 +476,7 @@ class SchedulerSockets(_RoleSockets):
             found = self._all.receive()
             if found is None:
                 return
-            message = _decoded(self._codec, found[1], repr(found[0]))
+            message = _decode_or_refuse(self._codec, found[1], repr(found[0]))
             if message is not None:
                 yield found[0], message
 
@@ -493,7 +493,7 @@ def _server_address(roles: Roles, name: str) -> str:
     return addresses.tcp(roles.host, roles.port if roles.role == "server" else 0)
 
 
-def _echo(context: ZmqContext, address: str, name: str) -> DealerChannel:
+def _connect_echo(context: ZmqContext, address: str, name: str) -> DealerChannel:
     """Connect to the scheduler's echo. While it is absent, another process at its port may refuse."""
     return DealerChannel(context, address, _zmq_identity(f"{name}/echo"), insists=True, watched=True)
 
@@ -507,7 +507,7 @@ def _with_packed_payloads(message: Message) -> Message:
     """Put small payloads of a batch into one frame."""
     if type(message) is not Batch or not message.frames:
         return message
-    frames, places = pack(message.frames)
+    frames, places = pack_payloads(message.frames)
     records = [
         record._replace(frame=places[record.frame][0], offset=places[record.frame][1])
         if record.place == _FRAME
@@ -517,12 +517,12 @@ def _with_packed_payloads(message: Message) -> Message:
     return message._replace(records=records, frames=tuple(frames))
 
 
-def _decoded(codec: MessageCodec, frames: list[Any], peer: str) -> Message | None:
+def _decode_or_refuse(codec: MessageCodec, frames: list[Any], peer: str) -> Message | None:
     """Read a message; a message of another job is dropped, with a line in the log."""
     try:
         return codec.decode(frames)
     except ProtocolError as error:
-        _strangers.note("a message", f"{error}; its sender is {peer[:120]}")
+        _strangers.note_refusal("a message", f"{error}; its sender is {peer[:120]}")
         return None
 
 

@@ -40,7 +40,7 @@ class ServerPlan:
         for at, part in own:
             size = keys[at].dtype.itemsize
             parts.append((part.id, at, part.start * size, (part.stop - part.start) * size))
-        self.exchange: Exchange = client.exchange(server, parts, [key.nbytes for key in keys], kind)
+        self.exchange: Exchange = client.make_exchange(server, parts, [key.nbytes for key in keys], kind)
         self._known: tuple[PeerBuffers | None, int] = (None, 0)
 
     def map(self, memory: PeerBuffers | None) -> None:

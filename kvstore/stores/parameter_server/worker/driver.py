@@ -25,7 +25,7 @@ from ....observe.native._observe import Counters
 from ....waiting import WaitClock
 from ..protocol import events
 from ..protocol import messages as m
-from ..protocol.failures import raised
+from ..protocol.failures import as_exception
 from ..protocol.messages import Failure
 from ..protocol.view_log import tell_view
 from ..transport.clock_comparison import ClockComparison
@@ -212,7 +212,7 @@ class MachineDriver:
         self._clocks = ClockComparison()
         self._counters = operations.counters
         self._handlers: dict[type, Callable[[Any], None]] = {
-            events.OperationDone: operations.end,
+            events.OperationDone: operations.end_operation,
             events.ConnectServer: self._connect,
             events.ReadsCopied: self._go_on,
             m.HelloReply: self._met,
@@ -231,7 +231,7 @@ class MachineDriver:
         """Raise once this worker has no part in the job any more."""
         self.check_process()
         if self.failure is not None:
-            raise raised(self.failure)
+            raise as_exception(self.failure)
         if self.closed:
             raise ClosedError("this store is closed; create a new one")
 
@@ -260,14 +260,14 @@ class MachineDriver:
         """Drive until it is ready; TimeoutError, after the deadline, says for whom this worker has waited."""
         clock = WaitClock(self.timeout)
         clock.read()
-        me = self._waits.begin()
+        me = self._waits.begin_wait()
         try:
             advance = partial(self._advance, me, ready)
             if not advance():
                 with clock.described_by(partial(self._described, what, operation)):
                     self._wait_on(advance, what, operation, clock)
         finally:
-            self._waits.end(me)
+            self._waits.end_wait(me)
             self._called.send()
             self._counters.leave()
 
@@ -474,7 +474,7 @@ class MachineDriver:
         return self._forgotten(operation)
 
     def _forgotten(self, operation: PendingOperation) -> bool:
-        names = self._operations.names(operation)
+        names = self._operations.open_names(operation)
         for name in names:
             del self._operations.open[name]
         return all(self._machine.keep(name) for name in names)
@@ -486,7 +486,7 @@ class MachineDriver:
 
     def compare_clocks(self) -> None:
         """Compare the clock of this process with the scheduler's, if a timeline is recorded; in some ms."""
-        if not self._clocks.wanted or self.closed or self.failure is not None:
+        if not self._clocks.is_wanted or self.closed or self.failure is not None:
             return
         end, compared = time.monotonic() + _COMPARING, self._clocks.answers + _COMPARISONS
         while (before := self._clocks.answers) < compared and time.monotonic() < end:
@@ -495,7 +495,7 @@ class MachineDriver:
 
     @_in_turn
     def _ask_for_time(self) -> None:
-        self._sockets.send(SCHEDULER, self._clocks.question())
+        self._sockets.send(SCHEDULER, self._clocks.make_question())
 
     def expect(self, rows: Iterable[tuple[int, ExpectedRows]]) -> list[tuple[Stream, ExpectedRows]]:
         """Receive rows from servers where they belong; return what `expect_no_more` takes."""
@@ -504,7 +504,7 @@ class MachineDriver:
 
     @_in_turn
     def _expect(self, rows: Iterable[tuple[int, ExpectedRows]]) -> list[tuple[Stream, ExpectedRows]]:
-        placed = [(self._sockets.expect(server, one), one) for server, one in rows]
+        placed = [(self._sockets.expect_rows(server, one), one) for server, one in rows]
         return [(stream, one) for stream, one in placed if stream is not None]
 
     def expect_no_more(self, placed: list[tuple[Stream, ExpectedRows]]) -> None:
@@ -688,7 +688,7 @@ class MachineDriver:
 
     def _handle(self, timeout: float) -> None:
         for peer, message in self._sockets.receive(timeout):
-            self._clocks.read(message)
+            self._clocks.read_answer(message)
             if type(message) is m.AttachReply:
                 self._memory.open(peer, message.memory)
                 self._sockets.open_stream(peer, message.stream)  # type: ignore[arg-type]
@@ -763,10 +763,10 @@ class MachineDriver:
     def _connect(self, action: events.ConnectServer) -> None:
         log.debug("server %d is at %s", action.server, action.address)
         self._memory.forget(action.server)
-        self._sockets.connect(action.server, action.address)
+        self._sockets.connect_server(action.server, action.address)
 
     def _met(self, met: m.HelloReply) -> None:
-        self._process.met(met)
+        self._process.start_heartbeats(met)
         self._sockets.connect_echo(met.echo)
 
     def _viewed(self, view: m.ViewNotice | m.WelcomeNotice) -> None:
@@ -790,20 +790,20 @@ class MachineDriver:
     def _inquire(self, operation: PendingOperation | None) -> str:
         """Ask whom an operation waits for, and return for what; the answer comes while it waits on."""
         where = self.where(operation)
-        names: list[Hashable] = self._operations.names(operation)[:1]
+        names: list[Hashable] = self._operations.open_names(operation)[:1]
         waiting = [one for name in names for one in self._machine.pending(name)]
         if waiting:
             server, record = waiting[0]
-            question = self._machine.who(server, record.slice, record.round)
+            question = self._machine.request_missing(server, record.slice, record.round)
         else:
-            question = self._machine.who(None)
+            question = self._machine.request_missing(None)
         self._carry_out([question])
         return where
 
     def where(self, operation: PendingOperation | None) -> str:
         """Name a round for which an operation waits."""
         if operation is not None:
-            for name in self._operations.names(operation):
+            for name in self._operations.open_names(operation):
                 for _, record in self._machine.pending(name):
                     return f" ({self.name_of(record.slice)}, round {record.round})"
         return ""
@@ -829,7 +829,7 @@ class MachineDriver:
         """Say for whom this worker waits."""
         names = self._missing()
         whom = f"; missing: {names}" if names else ""
-        if not self._machine.met:
+        if not self._machine.has_met_scheduler:
             whom = (
                 f"; no scheduler answers at {self._process.roles.scheduler}: start it, or check the address"
             )

@@ -58,7 +58,7 @@ class InitialValues:
         self._keys.check_kind(key)
         taken = key in self._keys.initialised
         if len(values) == 1 and not taken and any_on_device(values):
-            values = [self._gpus.get().fetched(values[0], f"value of key {key!r}")]
+            values = [self._gpus.get_transfer().fetch_array(values[0], f"value of key {key!r}")]
         return first_value(key, values, taken)
 
     def _is_here(self, key: Key, value: Array | RowSparseArray) -> bool:
@@ -77,7 +77,7 @@ class InitialValues:
         whole = needs_whole_keys(self._optimizer.optimizer)
         specs = tuple(spec_of(key, value, whole) for key, value in new)
         try:
-            entries = self._client.request(
+            entries = self._client.request_scheduler(
                 partial(m.CreateKeysRequest, keys=specs), "the placement of keys"
             ).entries
             made = [DistKey(entry) for entry in entries]
@@ -85,7 +85,7 @@ class InitialValues:
         except (KVStoreError, MemoryError) as error:
             self._tell_others(tuple(key for key, _ in new), error)
             raise
-        self._keys.add(made)
+        self._keys.add_keys(made)
 
     def _write_first_values(self, made: list[DistKey], values: dict[Key, Array | RowSparseArray]) -> None:
         for key in made:
@@ -96,7 +96,7 @@ class InitialValues:
         self._client.perform(requests, "the first values of keys")
         if fresh:
             keys = tuple(key.key for key in fresh)
-            self._client.request(partial(m.KeysReadyRequest, keys=keys), "the first values of keys")
+            self._client.request_scheduler(partial(m.KeysReadyRequest, keys=keys), "the first values of keys")
 
     def _tell_others(self, keys: tuple[Key, ...], error: Exception) -> None:
         """Have workers that wait for first values raise this error; a loss they know anyway."""
@@ -105,13 +105,13 @@ class InitialValues:
         text = f"worker {rank} cannot store the first value of {_key_text(keys)}: {why}"
         with suppress(KVStoreError):
             drop = partial(m.DropKeysRequest, keys=keys, error=m.Failure(name, text))
-            self._client.request(drop, "an init that has failed")
+            self._client.request_scheduler(drop, "an init that has failed")
 
     def _write_requests(self, key: DistKey, value: Array | RowSparseArray) -> Iterable[PartRequest]:
         head = PushHeader(RecordKind.ASSIGN)
         if isinstance(value, RowSparseArray):
-            return self._slices.rows(key, [value], head)
-        return self._slices.dense(key, [value], head, None)
+            return self._slices.row_requests(key, [value], head)
+        return self._slices.dense_requests(key, [value], head, None)
 
     def make_whole(self, optimizer: Optimizer) -> None:
         """Move each key to one server if its update needs all of it; all workers set this optimizer.
@@ -119,8 +119,8 @@ class InitialValues:
         The lowest rank writes the values there. Workers that have not reached this call yet read the keys in
         their old slices.
         """
-        self._client.settle()
-        keys = self._keys.all()
+        self._client.finish_released()
+        keys = self._keys.all_keys()
         spread = [key for key in keys if key.is_spread and needs_whole_keys(optimizer, key.sparse)]
         if not spread:
             return
@@ -131,11 +131,13 @@ class InitialValues:
         )
         made = [
             DistKey(entry)
-            for entry in self._client.request(partial(m.CreateKeysRequest, keys=specs), what).entries
+            for entry in self._client.request_scheduler(
+                partial(m.CreateKeysRequest, keys=specs), what
+            ).entries
         ]
         if coming := [key for key in made if not key.entry.ready]:
             self._move_keys(coming)
-        self._keys.add(made)
+        self._keys.add_keys(made)
 
     def _move_keys(self, keys: list[DistKey]) -> None:
         """Write values of keys to their new slices, or report to waiting workers why they stay."""
@@ -150,9 +152,13 @@ class InitialValues:
             failure = m.Failure(type(error).__name__, f"worker {self._client.rank} cannot move keys: {error}")
             with suppress(KVStoreError):
                 self._request_old_slices(names, RecordKind.UNSEAL)
-                self._client.request(partial(m.KeysReadyRequest, keys=names, error=failure), "keys to stay")
+                self._client.request_scheduler(
+                    partial(m.KeysReadyRequest, keys=names, error=failure), "keys to stay"
+                )
             raise
-        self._client.request(partial(m.KeysReadyRequest, keys=names), "keys to be moved to one server")
+        self._client.request_scheduler(
+            partial(m.KeysReadyRequest, keys=names), "keys to be moved to one server"
+        )
 
     def _read_and_seal(self, names: list[Key]) -> list[Array | RowSparseArray]:
         """Read keys after the rounds that this worker has pushed into, and seal them against pushes."""

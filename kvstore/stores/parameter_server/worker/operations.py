@@ -57,17 +57,17 @@ class OperationTable:
         self.failed: Failure | None = None
         self.counters = Counters("", "", 0, 0, shown=False)
 
-    def add(self, operation: PendingOperation) -> int:
+    def add_operation(self, operation: PendingOperation) -> int:
         """Add an operation; return its name."""
         name = next(self._names)
         self.open[name] = operation
         return name
 
-    def names(self, operation: PendingOperation | None) -> list[Hashable]:
+    def open_names(self, operation: PendingOperation | None) -> list[Hashable]:
         """Return the name of an operation, as a list; empty if it is not open."""
         return [name for name, one in self.open.items() if one is operation]
 
-    def release(self, operation: PendingOperation) -> None:
+    def release_operation(self, operation: PendingOperation) -> None:
         """Let no caller wait for an operation; `failed` will have its error."""
         if operation.done:
             self.failed = self.failed or operation.error
@@ -106,7 +106,7 @@ class OperationTable:
         part = SliceRequest(request.server, asked, request.payload, request.back)
         return RetrySlice(action.op, action.index, part)
 
-    def end(self, action: OperationDone) -> None:
+    def end_operation(self, action: OperationDone) -> None:
         """Record that an operation is done."""
         operation = self.open.pop(action.op, None)
         if operation is not None:

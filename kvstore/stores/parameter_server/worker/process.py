@@ -48,7 +48,7 @@ class WorkerProcess:
         #: The failure of the first store that finds the scheduler lost.
         self.without_scheduler: m.Failure | None = None
 
-    def hello(self, group: str, options: dict[str, Any], host: str) -> m.HelloRequest:
+    def make_hello(self, group: str, options: dict[str, Any], host: str) -> m.HelloRequest:
         """Return the hello of the next store of a group; with a host, where hosts push."""
         return m.HelloRequest(
             "worker",
@@ -76,12 +76,12 @@ class WorkerProcess:
             self.absence, echoes, not synchronous,
         )  # fmt: skip
 
-    def place(self, rank: int, size: int) -> tuple[int, int]:
+    def local_place(self, rank: int, size: int) -> tuple[int, int]:
         """Return rank and size on this machine, as far as the launcher gives them."""
         found = launchers.detect({**process_variables(), "KVSTORE_JOB": self.roles.job or "job"})
         return (rank, size) if found.launcher == "none" else (found.local_rank, found.local_size)
 
-    def met(self, met: m.HelloReply) -> None:
+    def start_heartbeats(self, met: m.HelloReply) -> None:
         """Echo heartbeats of the scheduler, which knows this process now."""
         self.echo, self.absence = met.echo, met.absence
         if self._heartbeats is None:
@@ -95,7 +95,7 @@ class WorkerProcess:
                 "one process: create stores in that process only, or start more workers with `kvstore run -n`"
             )
 
-    def opened(self, client: WorkerClient) -> None:
+    def add_store(self, client: WorkerClient) -> None:
         """Add a store that is a member of the job."""
         self._open.append(client)
 
@@ -105,18 +105,18 @@ class WorkerProcess:
             if client.driver is not waiting:
                 client.driver.glance()
 
-    def keeps(self, client: WorkerClient) -> bool:
+    def remove_store(self, client: WorkerClient) -> bool:
         """Remove a store that is closed; True: its sockets stay open for `ProcessEndNotice`."""
         if client in self._open:
             self._open.remove(client)
-        if client.failed:
+        if client.has_failed:
             return False
         if self._last is not None:
             self._last.close_sockets()
         self._last = client
         return True
 
-    def end(self, failed: bool) -> None:
+    def leave_all(self, failed: bool) -> None:
         """Leave all stores; as a lost process if it has failed, so that the other processes notice."""
         for client in list(self._open):
             client.close(lost=failed)
@@ -159,7 +159,7 @@ def _leave_at_exit() -> None:
     failed = getattr(sys, "last_exc", None) is not None or getattr(sys, "last_value", None) is not None
     for process in list(_processes.values()):
         if process.pid == os.getpid():
-            process.end(failed)
+            process.leave_all(failed)
 
 
 atexit.register(_leave_at_exit)

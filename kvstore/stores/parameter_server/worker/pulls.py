@@ -48,7 +48,7 @@ class PullOperations:
         self._gpus, self._reads = gpus, reads
         self._warned: set[Key] = set()
 
-    def start(self, groups: list[Group], ignore_sparse: bool, priority: int = 0) -> Finish:
+    def start_pull(self, groups: list[Group], ignore_sparse: bool, priority: int = 0) -> Finish:
         """Request the values after all earlier pushes; the returned function receives them."""
         later = Later()
         wanted: list[tuple[DistKey, list[Array]]] = []
@@ -63,11 +63,11 @@ class PullOperations:
             if key.sparse and (dense or sparse):
                 requests += self._table_requests(key, dense, sparse, later)
             elif dense:
-                wanted.append((key, self.targets(key, dense, later)))
+                wanted.append((key, self.make_targets(key, dense, later)))
         later.keep_apart((key, [], outs) for key, outs in wanted)
         for key, outs in wanted:
             requests += read_requests(key, RecordKind.PULL, FillOuts(key, outs, self._memory))
-        return self.read(requests, "a pull", priority, later)
+        return self.start_read(requests, "a pull", priority, later)
 
     def start_rows(
         self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]], priority: int = 0
@@ -89,7 +89,7 @@ class PullOperations:
             rows.begin(direct)
             for one in row_requests(key, rows.ids, rows):
                 requests.append(one)
-                if (there := rows.expected(one.part, one.record.rows)) is not None:
+                if (there := rows.expected_rows(one.part, one.record.rows)) is not None:
                     expected.append((one.server, there))
             later.add(key.key, rows.deliver)
         return self._read_rows(requests, expected, priority, later)
@@ -103,11 +103,11 @@ class PullOperations:
     ) -> Finish:
         """Read rows; expected rows that arrive over a stream are received at their destination."""
         if not expected:
-            return self.read(requests, "a row_sparse_pull", priority, later)
+            return self.start_read(requests, "a row_sparse_pull", priority, later)
         driver = self._client.driver
         placed = driver.expect(expected)
         try:
-            finish = self.read(requests, "a row_sparse_pull", priority, later)
+            finish = self.start_read(requests, "a row_sparse_pull", priority, later)
         except BaseException:
             driver.expect_no_more(placed)
             raise
@@ -123,18 +123,18 @@ class PullOperations:
     def fetch_all(self, keys: list[Key]) -> list[Array | RowSparseArray]:
         """Pull keys into new arrays, all in one call."""
         outs = [_empty_like(self._keys.find_or_raise(key)) for key in keys]
-        self.start([(key, [out]) for key, out in zip(keys, outs, strict=True)], ignore_sparse=False)()
+        self.start_pull([(key, [out]) for key, out in zip(keys, outs, strict=True)], ignore_sparse=False)()
         return outs
 
-    def read(
+    def start_read(
         self, requests: list[PartRequest], what: str, priority: int = 0, later: Later | None = None
     ) -> Finish:
         """Start a read; where there are rounds, each key is of one round."""
         if self._reads is None or self._client.in_step:
             finish: Finish = partial(self._client.finish, self._client.submit(requests, priority), what)
         else:
-            finish = self._reads.start(requests, what, priority)
-        return finish if later is None else delivering(finish, later, self._client)
+            finish = self._reads.start_reads(requests, what, priority)
+        return finish if later is None else deliver_after(finish, later, self._client)
 
     def _table_requests(
         self, key: DistKey, dense: list[Any], sparse: list[RowSparseArray], later: Later
@@ -149,18 +149,18 @@ class PullOperations:
 
     # ------------------------------------------------------------------------------------------------- outs
 
-    def fill(self, key: DistKey, pushed: list[Array], outs: list[Array]) -> FillOuts:
+    def make_writer(self, key: DistKey, pushed: list[Array], outs: list[Array]) -> FillOuts:
         """Return the writer of a pushpull's value to its outs."""
         in_place = len(outs) == len(pushed) == 1 and outs[0] is pushed[0]
         return FillOuts(key, outs, self._memory, in_place)
 
-    def targets(self, key: DistKey, outs: list[Any], later: Later) -> list[Array]:
+    def make_targets(self, key: DistKey, outs: list[Any], later: Later) -> list[Array]:
         """Return arrays that a dense key's value is written to while it arrives."""
         if cpu.first_misfit(outs, key.like, True) < 0:
             return list(outs)
         direct, on_gpu = host_outs(key, outs, later)
         for out in on_gpu:
-            later.add(key.key, partial(_send_filled, self._gpus.get().target(key, out), direct))
+            later.add(key.key, partial(_send_filled, self._gpus.get_transfer().make_target(key, out), direct))
         if key.key in later and not direct:
             direct.append(np.empty(key.shape, key.dtype))
         return direct
@@ -171,7 +171,7 @@ class PullOperations:
             key = self._keys.find_or_raise(name)
             for out in outs:
                 if device_of(out) is not None:
-                    self._gpus.get().target(key, out)
+                    self._gpus.get_transfer().make_target(key, out)
                 elif not isinstance(out, RowSparseArray):
                     dense_out(key, out)
 
@@ -183,7 +183,7 @@ def _empty_like(key: DistKey) -> Array | RowSparseArray:
     return trusted_rows(rows, np.empty(0, np.int64), key.shape)
 
 
-def delivering(finish: Finish, later: Later, client: WorkerClient) -> Finish:
+def deliver_after(finish: Finish, later: Later, client: WorkerClient) -> Finish:
     """Return a function that ends an operation, and then converts values to other types and devices."""
     return partial(_finish_and_deliver, finish, later, client)
 

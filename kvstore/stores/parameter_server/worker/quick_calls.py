@@ -108,7 +108,7 @@ class QuickCalls:
             return None
         call = QuickCall(self, plan, values, outs)
         call.chained, call.divisor = True, divisor
-        return partial(self._client.end, call, resumes=True) if self.begun(call) else None
+        return partial(self._client.finish_call, call, resumes=True) if self.begun(call) else None
 
     def push(self, names: Any, value: Any) -> bool | Finish:
         """As `pushpull`; True: it keeps nothing of the caller's, and is waited for by nobody."""
@@ -129,7 +129,7 @@ class QuickCalls:
         Those that are packed are so before the push returns, and large ones are put where servers read them.
         """
         packs = self.pushes.feedback is not None
-        placed = plan.large if plan.large and self.memory.shares and not packs else []
+        placed = plan.large if plan.large and self.memory.shares_memory and not packs else []
         if len(placed) == len(plan.keys):
             return values
         if plan.nbytes > (_COPIED_BYTES if len(plan.keys) <= _COPIED_KEYS else SHARED_BYTES):
@@ -170,7 +170,7 @@ class QuickCalls:
             elif call.sent:
                 client.give_up_call(call, error)
             raise
-        return partial(client.end, call) if begun else False
+        return partial(client.finish_call, call) if begun else False
 
     def server_memory(self, server: int) -> PeerBuffers | None:
         """Return the memory of a server's values, if this process can read it."""
@@ -248,7 +248,7 @@ class QuickCall:
         self._codec: tuple[int, float] | None = None
         self._packed: PackedValues | None = None
         self._before: QuickCall | None = None
-        self._shares = kept and bool(plan.large) and calls.memory.shares
+        self._shares = kept and bool(plan.large) and calls.memory.shares_memory
         #: Whether a push has nothing of the caller's, once its values are where servers read them.
         self.kept = kept
         #: Whether it is being counted: an exception now leaves the machine with half of it.
@@ -305,7 +305,7 @@ class QuickCall:
         if self.chained and before is not None and not self._may_follow(before):
             return False
         for plan in self._plan.servers:
-            stream = sockets.stream(plan.server)
+            stream = sockets.server_stream(plan.server)
             if stream is None or (before is not None and before.exchange_with(plan.server) is plan.exchange):
                 return False
             ways.append(ServerWay(plan, stream))
@@ -336,7 +336,7 @@ class QuickCall:
     def _may_begin(self, machine: WorkerMachine) -> bool:
         """Whether nothing is in its way; a server that cannot read this memory may have come meanwhile."""
         allowed = machine.allows_exchange(self._plan.server_numbers)
-        return allowed and (not self._shares or self._calls.memory.shares)
+        return allowed and (not self._shares or self._calls.memory.shares_memory)
 
     def _set(self, ways: list[ServerWay]) -> bool:
         values, outs = self._values, self._outs
@@ -360,7 +360,7 @@ class QuickCall:
         if feedback is not None and self._codec is not None:
             self._pack(ways, self._values[0], feedback, self._codec)
             return
-        if self._plan.large and self._calls.memory.shares:
+        if self._plan.large and self._calls.memory.shares_memory:
             self._share(ways, self._values[0])
         for way in ways if self.divisor > 1 else ():
             way.plan.exchange.divide(self.divisor)
@@ -383,8 +383,8 @@ class QuickCall:
     def _count(self) -> None:
         """Note a push."""
         pushes, keys = self._calls.pushes, self._plan.keys
-        self._stamps, self._version = pushes.stamps(keys), pushes.optimizer.version
-        pushes.count(keys)
+        self._stamps, self._version = pushes.next_stamps(keys), pushes.optimizer.version
+        pushes.count_push(keys)
         self.let_go = self.kept and pushes.are_few_open(keys)
 
     def _share(self, ways: list[ServerWay], values: list[Array]) -> None:
@@ -394,7 +394,7 @@ class QuickCall:
         places: dict[int, tuple[int, int, bool]] = {}
         for at in self._plan.large:
             value = values[at]
-            shared = memory.place(self._plan.keys[at], [value], copies)
+            shared = memory.place_sum(self._plan.keys[at], [value], copies)
             self.kept = self.kept and shared is not None and not shared.own
             if shared is not None:
                 self._shared[at] = shared
@@ -527,7 +527,7 @@ class QuickCall:
             for at, slice_ in enumerate(plan.slices):
                 if came[at] is None:
                     server, record, payload = requests[index[slice_]][:3]
-                    own = way.pushed[at] - machine.base(server, slice_)
+                    own = way.pushed[at] - machine.base_round(server, slice_)
                     record = record._replace(sequence=way.first + at, round=own)
                     parts.append((index[slice_], SliceRequest(server, record, payload)))
             ends[plan.server] = way.first + plan.exchange.sent
@@ -535,9 +535,9 @@ class QuickCall:
         if self._packed is not None:
             self._plan.give_packed()
         operation.done = not parts
-        name = operations.add(operation) if parts else None
+        name = operations.add_operation(operation) if parts else None
         if self.let_go:
-            operations.release(operation)
+            operations.release_operation(operation)
         priority = self.priority if self.chained else None
         return before + (machine.adopt(name, parts, ends, now, priority) if parts else [])
 
@@ -547,12 +547,14 @@ class QuickCall:
         stamps = self._stamps or [self._calls.pushes.optimizer.clock.stamp] * len(self._plan.keys)
         for at, key in enumerate(self._plan.keys):
             values = [] if self._values is None else [self._values[0][at]]
-            take = None if self._outs is None else pulls.fill(key, values, [self._outs[0][at]])
+            take = None if self._outs is None else pulls.make_writer(key, values, [self._outs[0][at]])
             head = PushHeader(self._plan.kind, self._version, stamps[at])
             if self._packed is not None and self._codec is not None:
-                yield from slices.coded(key, self._packed.words[at], head, take, self._codec)
+                yield from slices.coded_requests(key, self._packed.words[at], head, take, self._codec)
             elif values:
-                yield from slices.placed(key, values[0], head, take, self._shared.get(at), self.divisor)
+                yield from slices.placed_requests(
+                    key, values[0], head, take, self._shared.get(at), self.divisor
+                )
             elif take is not None:
                 yield from read_requests(key, RecordKind.PULL, take)
 

@@ -110,7 +110,7 @@ class QuickRows(QuickCall):
         if self._take is not None:
             return row_requests(key, self._rows.indices, self._take)
         head = PushHeader(RecordKind.PUSH, self._version, self._stamps[0])
-        return self._calls.slices.rows(key, [self._rows], head)
+        return self._calls.slices.row_requests(key, [self._rows], head)
 
 
 def sole(given: Any) -> Any:

@@ -15,7 +15,7 @@ from ....arrays.grouping import Key
 from ....errors import KVStoreError, TimeoutError
 from ..protocol.messages import OF_ROUND, Record, RecordKind
 from .client import WorkerClient
-from .consistent_rounds import PushCalls, behind
+from .consistent_rounds import PushCalls, slices_behind
 from .key_directory import DistKey, KeyDirectory
 from .operations import Finish, PartRequest, PendingOperation
 
@@ -32,13 +32,13 @@ class ConsistentReads:
         #: After a loss: the last round of each slice, which does not change.
         self._last: dict[int, int] = {}
 
-    def start(self, requests: list[PartRequest], what: str, priority: int) -> Finish:
+    def start_reads(self, requests: list[PartRequest], what: str, priority: int) -> Finish:
         """Send; the returned function waits.
 
         Raises PeerLostError where, after a loss, a key has no whole round that its servers have stored; and,
         if no error has reported the loss to the caller, where a push of this worker into a key had no effect.
         """
-        broken = self._client.member.broken
+        broken = self._client.member.is_broken
         if broken:
             requests = self._as_of_whole(requests)
         operation = self._client.submit(requests, priority)
@@ -54,11 +54,11 @@ class ConsistentReads:
     # ------------------------------------------------------------------------------------------ after a loss
 
     def _as_of_whole(self, requests: list[PartRequest]) -> list[PartRequest]:
-        homes = self._keys.homes()
+        homes = self._keys.keys_by_slice()
         keys = list({homes[one.part.id].key: None for one in requests})
-        self._learn_rounds(self._calls.together(keys))
+        self._learn_rounds(self._calls.pushed_together(keys))
         rounds = {key.key: self._known_rounds(key) for key in self._keys}
-        whole = {key: self._calls.whole(key, rounds) for key in keys if rounds[key]}
+        whole = {key: self._calls.whole_round(key, rounds) for key in keys if rounds[key]}
         if not self._client.told_of_loss and any(self._is_ahead(key, last) for key, last in whole.items()):
             raise self._client.lost_peer()
         return [self._of_round(one, homes[one.part.id], whole) for one in requests]
@@ -78,7 +78,7 @@ class ConsistentReads:
             for part in new
         ]
         self._client.perform(ask, "the last rounds of keys")
-        self._last.update({part.id: self._client.complete([part]) for part in new})
+        self._last.update({part.id: self._client.complete_pushes([part]) for part in new})
 
     def _known_rounds(self, key: DistKey) -> list[int]:
         return [self._last[part.id] for part in key.parts if part.id in self._last]
@@ -99,7 +99,7 @@ class ConsistentReads:
             if type(error) is not KVStoreError or not any(one.record.flags == OF_ROUND for one in requests):
                 raise
             past = next(one for one in requests if one.record.flags == OF_ROUND)
-            key = self._keys.homes()[past.part.id]
+            key = self._keys.keys_by_slice()[past.part.id]
             raise self._rounds_differ(key, past.record.round, past.record.kind) from error
 
     def _rounds_differ(self, key: DistKey, wanted: int, kind: RecordKind) -> KVStoreError:
@@ -117,7 +117,7 @@ class ConsistentReads:
         """Wait, and repeat requests of slices that are behind, until the slices of each key agree."""
         end = time.monotonic() + self._timeout
         self._client.finish(operation, what)
-        homes = self._keys.homes()
+        homes = self._keys.keys_by_slice()
         rounds: dict[int, int] = {}
         asked = requests
         while True:
@@ -146,7 +146,8 @@ class ConsistentReads:
             there = [self._client.round_of(one.part, rounds[one.part.id]) for one in group]
             last = max(there)
             found += [
-                group[at]._replace(record=group[at].record._replace(round=last)) for at in behind(there)
+                group[at]._replace(record=group[at].record._replace(round=last))
+                for at in slices_behind(there)
             ]
         return found
 

@@ -38,15 +38,15 @@ class RequestBuilder:
     def __init__(self, memory: SharedPayloads) -> None:
         self._memory = memory
 
-    def dense(
+    def dense_requests(
         self, key: DistKey, values: list[Array], head: PushHeader, take: FillOuts | None, divisor: int = 1
     ) -> Iterator[PartRequest]:
         """Send the sum of values, which servers divide; values must not change until all is answered."""
-        shared = self._memory.put(key, values, head.kind != RecordKind.ASSIGN)
-        value = values[0] if shared is not None else self._summed(key, values)
-        yield from self.placed(key, value, head, take, shared, divisor)
+        shared = self._memory.put_sum(key, values, head.kind != RecordKind.ASSIGN)
+        value = values[0] if shared is not None else self._sum_values(key, values)
+        yield from self.placed_requests(key, value, head, take, shared, divisor)
 
-    def _summed(self, key: DistKey, values: list[Array]) -> Array:
+    def _sum_values(self, key: DistKey, values: list[Array]) -> Array:
         """Return the sum of values; a single value itself."""
         if len(values) == 1:
             return values[0]
@@ -55,7 +55,7 @@ class RequestBuilder:
             cpu.reduce([(values, total, [])])
         return total
 
-    def placed(
+    def placed_requests(
         self,
         key: DistKey,
         value: Array,
@@ -67,9 +67,9 @@ class RequestBuilder:
         """Push a value, in shared memory or in frames; it must not change until all is answered."""
         data = as_bytes(value) if shared is None else None
         coding = (cpu.DIVIDED, float(divisor)) if divisor > 1 else (0, 0.0)
-        return self._cut(key, data, key.dtype.itemsize * 8, head, take, shared, *coding)
+        return self._cut_payload(key, data, key.dtype.itemsize * 8, head, take, shared, *coding)
 
-    def packed(
+    def packed_requests(
         self,
         key: DistKey,
         values: list[Array],
@@ -89,21 +89,23 @@ class RequestBuilder:
                 restored = summands(pushed)
                 assert isinstance(restored, list)
             then.append(pushed.keep)
-            yield from self.dense(key, restored, head, take)
+            yield from self.dense_requests(key, restored, head, take)
             return
         feedback.prepare(key.key, key.shape)
         words = np.empty(cpu.encoded_bytes(compiled[0], key.size), np.uint8)
         then.append(partial(feedback.pack, key.key, values, words))
-        yield from self.coded(key, words, head, take, compiled)
+        yield from self.coded_requests(key, words, head, take, compiled)
 
-    def coded(
+    def coded_requests(
         self, key: DistKey, words: Array, head: PushHeader, take: FillOuts | None, codec: tuple[int, float]
     ) -> Iterator[PartRequest]:
         """Push bytes that a compiled codec has packed; they must not change until all is answered."""
         code, threshold = codec
-        return self._cut(key, as_bytes(words), cpu.coding_bits(code), head, take, None, code, threshold)
+        return self._cut_payload(
+            key, as_bytes(words), cpu.coding_bits(code), head, take, None, code, threshold
+        )
 
-    def _cut(
+    def _cut_payload(
         self,
         key: DistKey,
         data: memoryview | None,
@@ -118,7 +120,7 @@ class RequestBuilder:
         nbytes = key.nbytes if data is None else len(data)
         last = len(key.parts) - 1
         lease = None if shared is None else shared.lease
-        flag = _flag(take, shared, coding)
+        flag = _reply_flags(take, shared, coding)
         for index, part in enumerate(key.parts):
             start = part.start * bits // 8
             stop = nbytes if index == last else part.stop * bits // 8
@@ -133,7 +135,7 @@ class RequestBuilder:
             back = 0 if take is None else (part.stop - part.start) * key.dtype.itemsize
             yield PartRequest(part.server, record, payload, take, part, back)
 
-    def rows(
+    def row_requests(
         self, key: DistKey, values: Sequence[RowSparseArray], head: PushHeader, take: FillOuts | None = None
     ) -> Iterator[PartRequest]:
         """Send the sum of row-sparse values; every slice gets a request, even without rows."""
@@ -150,7 +152,7 @@ class RequestBuilder:
             yield PartRequest(part.server, record, payload, take, part)
 
 
-def _flag(take: FillOuts | None, shared: SharedPayload | None, coding: int) -> int:
+def _reply_flags(take: FillOuts | None, shared: SharedPayload | None, coding: int) -> int:
     """Return the flags of a push: the kinds of reply that it allows."""
     if take is None:
         return 0

@@ -13,7 +13,7 @@ from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.protocol.reliable_link import ReliableLink
 from kvstore.stores.parameter_server.scheduler.journaled_scheduler import JournaledScheduler
 from kvstore.stores.parameter_server.scheduler.machine import SchedulerOptions
-from kvstore.stores.parameter_server.scheduler.machine_state import dumped
+from kvstore.stores.parameter_server.scheduler.machine_state import dump_state
 
 OPTIONS = SchedulerOptions("job", 2, 1)
 PLACES = ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
@@ -30,7 +30,7 @@ class Company:
 
     def begin(self) -> None:
         self.scheduler = JournaledScheduler(OPTIONS, str(self.folder))
-        self.scheduler.begin(PLACES)
+        self.scheduler.continue_job(PLACES)
 
     def kill(self) -> None:
         self.scheduler.journal.close()
@@ -46,7 +46,7 @@ class Company:
         for action in actions:
             assert isinstance(action, e.SendMessage)
             link = self.links.setdefault(action.peer, ReliableLink(1.0))  # type: ignore[arg-type]
-            assert link.follows(action.message)  # type: ignore[arg-type]
+            assert link.is_current_term(action.message)  # type: ignore[arg-type]
             self.heard.setdefault(action.peer, []).extend(link.read(action.message, 0.0))  # type: ignore[arg-type]
 
 
@@ -99,10 +99,10 @@ def test_it_goes_on_as_one_that_was_never_killed(tmp_path: Path) -> None:
 
 def test_a_state_that_is_read_is_the_one_that_was_written(tmp_path: Path) -> None:
     job = played(tmp_path, False)
-    before = dumped(job.scheduler.machine.state())
+    before = dump_state(job.scheduler.machine.state())
     job.scheduler.journal.close()
     again = JournaledScheduler(OPTIONS, str(tmp_path))
-    after = dumped(again.machine.state())
+    after = dump_state(again.machine.state())
     assert after == before
     again.journal.close()
 
@@ -147,7 +147,7 @@ def test_an_absence_does_not_count_as_silence(tmp_path: Path, monkeypatch: pytes
     job.scheduler.journal.close()
     # Another boot of the machine: its clock has begun anew.
     again = job.scheduler = JournaledScheduler(OPTIONS, str(tmp_path), lambda: time.monotonic() - 50_000.0)
-    again.begin(PLACES)
+    again.continue_job(PLACES)
     job.step(e.TickEvent())
     assert not any(isinstance(one, m.ViewNotice) for one in job.heard[b"w0"])
 
@@ -182,6 +182,6 @@ def test_the_older_of_two_ends_when_it_hears_of_the_newer(tmp_path: Path) -> Non
 
 def test_others_follow_the_newer_of_two() -> None:
     link = ReliableLink(1.0)
-    assert link.follows(m.ReliableMessage(0, 0, None, 2))
-    assert not link.follows(m.ReliableMessage(0, 0, None, 1))
+    assert link.is_current_term(m.ReliableMessage(0, 0, None, 2))
+    assert not link.is_current_term(m.ReliableMessage(0, 0, None, 1))
     assert link.send_unreliable(None).term == 2

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.scheduler import key_table, machine_state, peers, rank_assignment
-from kvstore.stores.parameter_server.scheduler.machine_state import dumped, loaded, message_name
+from kvstore.stores.parameter_server.scheduler.machine_state import dump_state, load_state, message_name
 
 
 def test_the_names_of_classes() -> None:
@@ -37,10 +37,12 @@ def test_the_names_of_messages(kind: Any, name: str) -> None:
 
 def test_an_object_is_written_with_its_name_and_read_again() -> None:
     process = peers.JobProcess("w0", "worker", 0, 7, 1.5)
-    data = dumped([process, rank_assignment.ServerTable(1), key_table.KeyWaiter(0, 1, ()), m.PingRequest(2)])
+    data = dump_state(
+        [process, rank_assignment.ServerTable(1), key_table.KeyWaiter(0, 1, ()), m.PingRequest(2)]
+    )
     kinds = [entry[0] if entry[0] != "object" else entry[2] for entry in data[2]]
     assert kinds == ["Process", "Servers", "named", "message"]
     assert data[2][2][1] == "KeyWaiter"
     assert data[2][3][1:] == ["Ping", {"type": "Ping", "number": 2}]
-    again, *_ = loaded(data)
+    again, *_ = load_state(data)
     assert vars(again) == vars(process)

@@ -99,12 +99,12 @@ class Asked:
 def put(server: OptimizerVersions, install: m.InstallRequest) -> None:
     assert install.kind == "settings"
     described = SettingsAt(install.ordinal, install.text, install.epoch, install.keeps_states)
-    server.put(OptimizerVersion(install.since, described[0], None, *described[1:]))
+    server.install_version(OptimizerVersion(install.since, described[0], None, *described[1:]))
 
 
 def at(server: OptimizerVersions, place: int) -> SettingsAt:
     """Return the settings that a server uses for pushes after the changes of a place."""
-    found = server.at(place + 1)
+    found = server.settings_at(place + 1)
     return SettingsAt(found.generation, found.text, found.epoch, found.keeps_states)
 
 
@@ -404,7 +404,7 @@ def test_many_optimizers_take_no_more_memory(few_kept: None) -> None:
 def test_many_commands_are_forgotten_once_all_servers_have_them() -> None:
     table = SettingsTable(0)
     for number in range(1000):
-        version = table.command(0, m.CommandRequest(number, 0, 7, "body"), set(SERVERS)).version
+        version = table.request_command(0, m.CommandRequest(number, 0, 7, "body"), set(SERVERS)).version
         for server in SERVERS:
             answers, installs = table.note_installed(server, version, None, SERVERS)
         assert (answers, installs) == ([(0, m.MemberReply(number))], [])
@@ -501,7 +501,7 @@ def test_a_worker_that_comes_back_changes_nothing_by_what_was_forgotten(few_kept
         job.ask(rank, "optimizer", described())
     for number in range(1, last):
         job.ask(0, "configure", rate(number), number)
-    job.table.forget(1)
+    job.table.forget_rank(1)
     before = [job.holds(place) for place in range(last)]
     # Its program begins anew, and so do its places: it may leave out its earlier pushes.
     assert job.ask(1, "optimizer", described())[1] == 0
@@ -521,7 +521,7 @@ def test_a_worker_that_comes_back_and_stays_behind_changes_nothing(few_kept: Non
     job.ask(0, "optimizer", described())
     for number in range(1, 3 * KEPT):
         job.ask(0, "configure", rate(number), number)
-    job.table.forget(1)
+    job.table.forget_rank(1)
     for number in range(3 * KEPT, 12 * KEPT):
         job.ask(0, "configure", rate(number), number)
         _, told = job.ask(1, "configure", rate(number - behind), number - behind)
@@ -534,7 +534,7 @@ def test_a_worker_that_comes_back_may_change_what_no_other_has_changed_so_often(
     job.ask(0, "optimizer", described())
     for number in range(1, 5 * KEPT):
         job.ask(0, "configure", rate(number), number)
-    job.table.forget(1)
+    job.table.forget_rank(1)
     answer, told = job.ask(1, "steps")
     assert (answer.version, told) == (5 * KEPT, 1)
     assert job.holds(5 * KEPT).keeps_states
@@ -545,10 +545,10 @@ def test_requests_of_a_worker_that_is_lost_are_answered_to_no_other() -> None:
     job.ask(0, "optimizer", described())
     _, [install] = job.make(1, "configure", rate(1), 1)
     asked, _ = job.make(0, "configure", rate(1), 1)
-    job.table.forget(1)
+    job.table.forget_rank(1)
     assert [(rank, answer.request) for rank, answer in job.installed(install)] == [(0, asked.request)]
     _, [install] = job.make(0, "configure", rate(2), 2)
-    assert [rank for rank, _ in job.table.clear()] == [0]
+    assert [rank for rank, _ in job.table.clear_waiters()] == [0]
     assert job.installed(install) == []
 
 

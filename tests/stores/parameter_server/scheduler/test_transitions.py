@@ -46,14 +46,14 @@ class Recorder:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.changes: set[Change] = set()
         self.cause = ""
-        connect, tick = SchedulerMachine._connect, SchedulerMachine._tick
+        connect, tick = SchedulerMachine._set_handlers, SchedulerMachine._tick
 
         def watched(machine: SchedulerMachine) -> None:
             connect(machine)
             for kind, handler in machine._handlers.items():
                 machine._handlers[kind] = self.during(machine, kind.__name__, handler)
 
-        patch.setattr(SchedulerMachine, "_connect", watched)
+        patch.setattr(SchedulerMachine, "_set_handlers", watched)
         patch.setattr(
             SchedulerMachine,
             "_tick",

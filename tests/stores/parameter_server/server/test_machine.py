@@ -546,7 +546,7 @@ def test_a_worker_that_begins_alone_follows_the_rounds_of_the_server() -> None:
 def test_a_server_that_comes_back_asks_one_that_has_rejoined_for_its_rounds() -> None:
     first = Machine(2)
     first.start()
-    server = Machine(2, restarted=True, snapshot=first.machine.snapshot())
+    server = Machine(2, restarted=True, snapshot=first.machine.snapshot_state())
     assert server.attach(0, accepted=((0, 3),), met=True) is None
     assert server.attach(1, late=True) is None  # it does not know its join point yet
     assert server.attach(0, accepted=((0, 3),), met=True) is None
@@ -575,7 +575,7 @@ def test_an_init_waits_until_it_is_in_a_snapshot() -> None:
     assert any(isinstance(one, e.SaveSnapshot) for one in server.step(e.TickEvent()))
     server.step(e.SnapshotSaved())
     assert server.answers() == {}  # that one was begun before the value was there
-    assert server.machine.snapshot()["stores"][0]["rounds"] == [[0, 0]]
+    assert server.machine.snapshot_state()["stores"][0]["rounds"] == [[0, 0]]
     server.step(e.SnapshotSaved())
     assert server.answers() == {0: [(K.DONE, 1)]}
 
@@ -585,7 +585,7 @@ def test_an_init_that_is_in_no_snapshot_fails() -> None:
     server.attach(0)
     server.ask(0, K.INIT)
     server.applied()
-    server.machine.snapshot()
+    server.machine.snapshot_state()
     server.step(e.SnapshotSaved(m.Failure("StateFileError", "there is no snapshot")))
     assert server.failures() == {0: ["there is no snapshot"]}
 
@@ -596,8 +596,8 @@ def test_a_server_goes_on_from_its_snapshot_where_the_workers_are() -> None:
     for rank in (0, 1):
         first.ask(rank, K.PUSH, 1)
     first.applied()
-    assert first.machine.quiet()
-    server = Machine(2, restarted=True, snapshot=first.machine.snapshot())
+    assert first.machine.is_quiet()
+    server = Machine(2, restarted=True, snapshot=first.machine.snapshot_state())
     assert server.attach(0, accepted=((0, 3),), met=True) is None
     attached = server.attach(1, accepted=((0, 2),), met=True)
     assert isinstance(attached, m.AttachReply)
@@ -614,7 +614,7 @@ def test_an_async_server_does_not_apply_again_what_its_snapshot_has() -> None:
     first.start()
     first.ask(0, K.PUSH, 1)
     first.applied()
-    server = Machine(1, mode="async", restarted=True, snapshot=first.machine.snapshot())
+    server = Machine(1, mode="async", restarted=True, snapshot=first.machine.snapshot_state())
     server.attach(0, met=True, accepted=())
     server.ask(0, K.PUSH, 1, sequence=2)
     assert (server.answers(), server.jobs()) == ({0: [(K.DONE, 2)]}, [])
@@ -625,7 +625,7 @@ def test_an_async_server_does_not_apply_again_what_its_snapshot_has() -> None:
 def test_an_async_server_that_was_restarted_waits_for_no_request_that_it_had_answered() -> None:
     first = Machine(1, mode="async")
     first.start()
-    server = Machine(1, mode="async", restarted=True, snapshot=first.machine.snapshot())
+    server = Machine(1, mode="async", restarted=True, snapshot=first.machine.snapshot_state())
     server.attach(0, met=True, accepted=())
     server.ask(0, K.PUSH, 2, sequence=3)  # the second was answered, and is lost
     assert server.jobs() == [(1, ["0:2"])]
@@ -636,7 +636,7 @@ def test_a_server_that_was_restarted_takes_requests_for_ever(mode: str) -> None:
     first = Machine(1, mode=mode)
     first.start()
     first.machine.step(e.SnapshotSaved(), 0.0)
-    server = Machine(1, mode=mode, restarted=True, snapshot=first.machine.snapshot())
+    server = Machine(1, mode=mode, restarted=True, snapshot=first.machine.snapshot_state())
     unanswered = (7, m.SPAN, m.SPAN + 5)
     assert isinstance(server.attach(0, met=True, next=m.SPAN + 6, unanswered=unanswered), m.AttachReply)
     for sequence in (*unanswered, *range(m.SPAN + 6, m.SPAN + 9), 2 * m.SPAN + 8):
@@ -686,7 +686,7 @@ def test_forgotten_slices_fail_waiting_requests() -> None:
     assert e.ForgetSlices(0, (0,)) in server.actions
     server.from_scheduler(m.InstallRequest(0, 0, "drop", ""))
     assert e.ForgetSlices(0, None) in server.actions
-    assert server.machine.stores() == []
+    assert server.machine.store_numbers() == []
 
 
 def test_what_was_pushed_in_a_newer_epoch_waits_for_its_view() -> None:
@@ -704,7 +704,7 @@ def test_what_was_pushed_in_a_newer_epoch_waits_for_its_view() -> None:
 def test_a_resting_worker_reads_after_what_it_pushed_was_lost_with_the_server() -> None:
     first = Machine(1)
     first.start()
-    server = Machine(1, restarted=True, snapshot=first.machine.snapshot())
+    server = Machine(1, restarted=True, snapshot=first.machine.snapshot_state())
     server.view(2, resting=(0,))
     assert server.attach(0, 2, accepted=((0, 2),), met=True) is not None
     assert server.jobs() == [(2, [])]
@@ -816,7 +816,7 @@ def test_a_leaving_worker_was_in_the_round_that_a_restart_of_the_server_has_lost
     first = Machine(workers=3)
     first.start()
     one_round(first, 1, 0, 1, 2)
-    machine = Machine(3, restarted=True, snapshot=first.machine.snapshot())
+    machine = Machine(3, restarted=True, snapshot=first.machine.snapshot_state())
     for rank, pushed in enumerate((1, 2, 1)):
         machine.attach(rank, accepted=((0, pushed),), met=True)
     del machine.members[1]

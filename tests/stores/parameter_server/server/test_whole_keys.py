@@ -68,8 +68,8 @@ class Job:
     def _snapshot(self, completed: int | None) -> dict[str, Any] | None:
         if completed is None:
             return None
-        self.storage.define(e.DefineSlices(0, (ENTRY,)))
-        self.storage.write(e.WriteSlices(0, [self._value(slice_) for slice_ in SLICES]))
+        self.storage.define_slices(e.DefineSlices(0, (ENTRY,)))
+        self.storage.write_slices(e.WriteSlices(0, [self._value(slice_) for slice_ in SLICES]))
         rounds = [[slice_, completed] for slice_ in SLICES]
         return {"stores": [{"store": 0, "version": 0, "rounds": rounds, "windows": []}]}
 
@@ -94,14 +94,14 @@ class Job:
             for kind, request, _, _ in action.answers:
                 self.answers.append((action.batch.rank, kind, request.slice, request.round))
         elif isinstance(action, m.InstallRequest):
-            return e.InstallDone(0, action.version, self.storage.configure(action))
+            return e.InstallDone(0, action.version, self.storage.install_settings(action))
         handlers: dict[type, Any] = {
-            e.DefineSlices: self.storage.define,
-            e.WriteSlices: self.storage.write,
-            e.ApplyRounds: self.storage.apply,
-            e.AbortJobs: self.storage.abort,
-            e.WithdrawJobs: self.storage.withdraw,
-            e.WorkerAttachment: lambda one: self.storage.attach(one) and None,
+            e.DefineSlices: self.storage.define_slices,
+            e.WriteSlices: self.storage.write_slices,
+            e.ApplyRounds: self.storage.apply_rounds,
+            e.AbortJobs: self.storage.abort_jobs,
+            e.WithdrawJobs: self.storage.withdraw_jobs,
+            e.WorkerAttachment: lambda one: self.storage.attach_worker(one) and None,
         }
         return handlers[type(action)](action) if type(action) in handlers else None  # type: ignore[no-any-return]
 
@@ -151,7 +151,7 @@ class Job:
         return sorted(found)
 
     def value(self) -> Array:
-        return np.concatenate([self.storage.shard(0).read(slice_) for slice_ in SLICES])
+        return np.concatenate([self.storage.store_shard(0).read_value(slice_) for slice_ in SLICES])
 
     def check(self, *gradients: Array) -> None:
         """These updates are all there were."""
@@ -202,7 +202,7 @@ def test_what_all_slices_were_before_such_a_round_is_kept() -> None:
         job.push(rank, 1, 6, again)
     job.check(2 * only(1, again))
     for slice_ in SLICES:
-        np.testing.assert_array_equal(job.storage.shard(0).past(slice_, 5), half(START, slice_))
+        np.testing.assert_array_equal(job.storage.store_shard(0).past_value(slice_, 5), half(START, slice_))
 
 
 def test_a_repeated_push_may_be_of_an_older_version() -> None:
@@ -211,14 +211,14 @@ def test_a_repeated_push_may_be_of_an_older_version() -> None:
     job.pull(0, 0, 6)
     assert job.told() == [(0, K.DONE, 1, 6), (0, K.VALUE, 0, 6)]
     np.testing.assert_array_equal(job.value(), [*half(START, 0), *half(again, 1)])
-    assert job.machine.quiet()
+    assert job.machine.is_quiet()
 
 
 def test_a_round_that_all_slices_lost_changes_nothing() -> None:
     job = restarted(7, 7)
     job.pull(0, 0, 7)
     assert job.told() == [(0, K.VALUE, 0, 7)]
-    assert job.machine.quiet()
+    assert job.machine.is_quiet()
     np.testing.assert_array_equal(job.value(), START)
 
 
@@ -254,4 +254,4 @@ def test_no_worker_waits_for_the_other_slice_of_a_lost_worker_that_was_updated(l
         job.push(1, slice_, 2, then)
     assert job.told() == [(1, K.DONE, 0, 2), (1, K.DONE, 1, 2)]
     job.check(mixed, only(0, whole), then)
-    assert job.machine.quiet()
+    assert job.machine.is_quiet()

@@ -18,7 +18,7 @@ from kvstore.settings.keys import Keys
 from kvstore.stores.parameter_server.transport.channel import ChannelPoller, DealerChannel, RouterChannel
 from kvstore.stores.parameter_server.transport.context import ZmqContext
 from kvstore.stores.parameter_server.transport.refusals import RefusalLog
-from kvstore.stores.parameter_server.transport.zmq_auth import password
+from kvstore.stores.parameter_server.transport.zmq_auth import job_password
 
 Contexts = Callable[..., ZmqContext]
 PATIENCE = 20.0
@@ -132,11 +132,11 @@ def test_a_poller_shows_the_refused(
 ) -> None:
     poller = ChannelPoller()
     dealer = DealerChannel(context(job_keys["stranger"]), router.address, b"stranger")
-    poller.add(dealer)
+    poller.add_channel(dealer)
     assert poller.wait(PATIENCE) == [dealer]
     with pytest.raises(AuthError):
         dealer.receive()
-    poller.remove(dealer)
+    poller.remove_channel(dealer)
     poller.close()
 
 
@@ -202,8 +202,8 @@ def test_a_peer_has_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     refusals = RefusalLog(lambda: now[0])
     for second in range(150):
         now[0] = 100.0 + second
-        refusals.note("peer a", "bad key")
-    refusals.note("peer b", "bad key")
+        refusals.note_refusal("peer a", "bad key")
+    refusals.note_refusal("peer b", "bad key")
     lines = [one.getMessage() for one in caplog.records]
     assert lines == [
         "refused peer a: bad key",
@@ -218,7 +218,7 @@ def test_peers_without_end_take_no_memory_without_end(caplog: pytest.LogCaptureF
     caplog.set_level(logging.CRITICAL, "kvstore.wire")
     refusals = RefusalLog(lambda: 0.0)
     for number in range(5000):
-        refusals.note(f"peer {number}", "bad key")
+        refusals.note_refusal(f"peer {number}", "bad key")
     assert refusals.count == 5000
     assert len(refusals._last) <= 1024
 
@@ -246,7 +246,7 @@ def test_a_process_of_another_job_is_told_so(
     assert router.receive(0.0) is None
     assert "its password is not of this job" in caplog.text
     assert "ours" not in caplog.text + text
-    assert password("theirs").decode() not in caplog.text
+    assert job_password("theirs").decode() not in caplog.text
 
 
 def test_a_job_may_get_its_name_after_its_address(context: Callable[..., ZmqContext]) -> None:

@@ -221,7 +221,7 @@ def test_a_dealer_comes_back_though_it_has_met_something_else(context: Contexts)
     dealer = DealerChannel(context(), router.address, b"faithful")
     dealer.send([b"one"])
     assert router.receive(PATIENCE)
-    assert dealer.receive(0.0) is None and dealer.watch is None
+    assert dealer.receive(0.0) is None and dealer.handshake_monitor is None
     first.close()
     mirror(router.address)
     router, end = RouterChannel(context(), router.address), pace.deadline(PATIENCE)
@@ -408,7 +408,7 @@ def test_a_poller_finds_those_with_messages(context: Contexts, address: str) -> 
     poller = ChannelPoller()
     channels: list[ZmqChannel] = [router, dealer, other]
     for channel in channels:
-        poller.add(channel)
+        poller.add_channel(channel)
     assert poller.wait(0.02) == []
     dealer.send([b"x"])
     other.send([b"x"])
@@ -424,8 +424,8 @@ def test_a_poller_finds_those_with_messages(context: Contexts, address: str) -> 
             assert isinstance(one, DealerChannel)
             one.receive()
     assert ready == {dealer, other}
-    poller.remove(dealer)
-    poller.remove(dealer)
+    poller.remove_channel(dealer)
+    poller.remove_channel(dealer)
     router.send(b"worker 0", [b"unheard"])
     assert poller.wait(0.1) == []
     poller.close()
@@ -434,7 +434,7 @@ def test_a_poller_finds_those_with_messages(context: Contexts, address: str) -> 
 
 def test_a_poller_is_woken_by_another_thread(context: Contexts) -> None:
     poller = ChannelPoller()
-    poller.add(RouterChannel(context(), "tcp://127.0.0.1:0"))
+    poller.add_channel(RouterChannel(context(), "tcp://127.0.0.1:0"))
     waker = threading.Timer(0.1, poller.wake)
     waker.start()
     start = time.monotonic()
@@ -484,7 +484,7 @@ def test_nothing_is_left_of_a_context(context: Contexts, address: str) -> None:
         router, dealer = RouterChannel(made, address), None
         dealer = DealerChannel(made, router.address, b"worker 0")
         poller = ChannelPoller()
-        poller.add(dealer)
+        poller.add_channel(dealer)
         dealer.send([b"x", bytes(1 << 20)])
         assert router.receive(PATIENCE)
         made.close()

@@ -40,11 +40,11 @@ class Interrupted:
 def test_it_closes_after_ctrl_c_as_a_socket_was_made(part: str, method: str, before: bool) -> None:
     """ZeroMQ waits for the last socket, and the traceback of the error keeps this socket."""
     context = ZmqContext()
-    context.socket(zmq.DEALER)
+    context.make_socket(zmq.DEALER)
     real = getattr(context, part)
     setattr(context, part, Interrupted(real, method, before))
     with pytest.raises(KeyboardInterrupt) as raised:
-        context.socket(zmq.DEALER)
+        context.make_socket(zmq.DEALER)
     setattr(context, part, real)
     closes = threading.Thread(target=context.close, daemon=True)
     closes.start()

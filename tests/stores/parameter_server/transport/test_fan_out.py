@@ -45,7 +45,7 @@ def test_only_what_was_remembered_is_not_new() -> None:
     first, second = (m.ReliableMessage(n, 0, VIEW) for n in (1, 2))
     assert fan_out.encode(first)[1]
     assert fan_out.encode(second)[1]
-    fan_out.remember(second)
+    fan_out.remember_body(second)
     assert not fan_out.encode(first)[1]
     assert fan_out.encode(m.ReliableMessage(3, 0, m.MemberReply(1)))[1]
 

@@ -33,7 +33,7 @@ from kvstore.stores.parameter_server.protocol.messages import (
     Slice,
 )
 from kvstore.stores.parameter_server.transport import frames as frames_module
-from kvstore.stores.parameter_server.transport.frames import MessageCodec, MessageLimits, pack
+from kvstore.stores.parameter_server.transport.frames import MessageCodec, MessageLimits, pack_payloads
 
 JOB = MessageCodec("a job")
 HELLO = ReliableMessage(1, 0, HelloRequest("worker", 0, 1, "process", "a job", PROTOCOL))
@@ -325,7 +325,7 @@ def test_numbers_that_do_not_fit_are_not_sent(field: dict[str, int]) -> None:
 def test_small_payloads_share_a_frame(sizes: list[int], small: int) -> None:
     random = np.random.default_rng(len(sizes))
     payloads = [random.integers(0, 255, size, np.uint8) for size in sizes]
-    frames, places = pack(payloads, small)
+    frames, places = pack_payloads(payloads, small)
     assert len(frames) == sum(size > small for size in sizes) + any(size <= small for size in sizes)
     for payload, (frame, offset, nbytes) in zip(payloads, places, strict=True):
         assert nbytes == payload.nbytes
@@ -336,18 +336,18 @@ def test_small_payloads_share_a_frame(sizes: list[int], small: int) -> None:
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
 def test_payloads_of_any_dtype_are_packed(dtype: Any) -> None:
     payloads = [np.ones((2, 3), dtype), (), b"bytes", np.ones((), dtype), np.ones(0, dtype)]
-    frames, places = pack(payloads)
+    frames, places = pack_payloads(payloads)
     assert len(frames) == 1
     found = [bytes(frames[0])[offset : offset + nbytes] for _, offset, nbytes in places]
     assert found == [np.ones(6, dtype).tobytes(), b"", b"bytes", np.ones(1, dtype).tobytes(), b""]
     with pytest.raises(ProtocolError, match="contiguous"):
-        pack([np.ones((4, 4), dtype)[:, ::2]])
+        pack_payloads([np.ones((4, 4), dtype)[:, ::2]])
 
 
 @pytest.mark.parametrize("small", [0, 1000])
 def test_ids_and_rows_stay_behind_each_other(small: int) -> None:
     ids, rows = np.array([3, 5]), np.arange(8, dtype=np.float32)
-    frames, places = pack([np.zeros(10), (ids, rows)], small)
+    frames, places = pack_payloads([np.zeros(10), (ids, rows)], small)
     frame, offset, nbytes = places[1]
     assert nbytes == ids.nbytes + rows.nbytes
     behind = b"".join(bytes(one) for one in frames[frame:])[offset : offset + nbytes]

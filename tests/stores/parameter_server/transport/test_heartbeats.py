@@ -40,9 +40,9 @@ def beats(pulses: HeartbeatMonitor, name: str, seconds: float) -> int:
     heard = 0
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        pulses.ping()
+        pulses.ping_all()
         time.sleep(BEAT)
-        heard += name in pulses.heard()
+        heard += name in pulses.read_echoes()
     return heard
 
 
@@ -64,7 +64,7 @@ def test_a_pulse_is_heard_until_it_is_closed(pulses: HeartbeatMonitor) -> None:
     pulse.close()
     pulse.close()
     time.sleep(BEAT)
-    pulses.heard()
+    pulses.read_echoes()
     assert beats(pulses, "worker 0", 6 * BEAT) == 0
     assert not pulses._known, "a process that has left is not asked"
 
@@ -74,13 +74,13 @@ def test_each_is_heard_once(pulses: HeartbeatMonitor) -> None:
     for rank in range(4):
         wait_for(pulses, f"worker {rank}")
     for _ in range(5):
-        pulses.ping()
+        pulses.ping_all()
     heard: set[str] = set()
     end = pace.deadline(PATIENCE)
     while len(heard) < 4:  # some answer later, where the machine is busy
         assert time.monotonic() < end, heard
         time.sleep(4 * BEAT)
-        names = pulses.heard()
+        names = pulses.read_echoes()
         assert len(names) == len(set(names)), names
         heard.update(names)
     for pulse in found:
@@ -91,9 +91,9 @@ def test_a_process_that_was_not_asked_is_not_heard(pulses: HeartbeatMonitor) -> 
     pulse = HeartbeatResponder(pulses.address, "worker 0")
     wait_for(pulses, "worker 0")
     time.sleep(2 * BEAT)
-    pulses.heard()
+    pulses.read_echoes()
     time.sleep(4 * BEAT)
-    assert pulses.heard() == []
+    assert pulses.read_echoes() == []
     pulse.close()
 
 
@@ -166,7 +166,7 @@ def test_a_stopped_or_dead_process_is_silent(
     wait_for(pulses, "worker 0")
     process.send_signal(number)
     time.sleep(4 * BEAT)
-    pulses.heard()
+    pulses.read_echoes()
     assert beats(pulses, "worker 0", 1.0) == 0
     if number == signal.SIGSTOP:
         process.send_signal(signal.SIGCONT)
@@ -198,7 +198,7 @@ def test_a_fork_is_not_its_parent(pulses: HeartbeatMonitor, start: Start) -> Non
     assert process.wait(PATIENCE) == 0
     os.kill(int(child), 0)  # lives
     time.sleep(4 * BEAT)
-    pulses.heard()
+    pulses.read_echoes()
     assert beats(pulses, "worker 0", 0.5) == 0
     process.communicate("\n", timeout=PATIENCE)  # until the child has closed its end too
 

@@ -48,10 +48,10 @@ def test_a_server_hears_no_worker_before_it_has_met_the_scheduler() -> None:
     )
     attach = AttachRequest(0, 0, 1, 0, JOB)
     try:
-        worker.connect(0, server.address)
+        worker.connect_server(0, server.address)
         worker.send(0, attach)
         assert heard(server, 0.5) == []
-        server.meet(scheduler.echo)
+        server.start_receiving(scheduler.echo)
         assert heard(server, pace.seconds(20)) == [attach]
         worker.send(0, PingRequest(1))
         assert heard(server, pace.seconds(20)) == [PingRequest(1)]
@@ -69,7 +69,7 @@ def test_a_stranger_that_took_the_port_of_the_echo_meanwhile_is_not_the_schedule
         scheduler.close()
         other = ZmqContext(job="another job")
         stranger = RouterChannel(other, echo)
-        server.meet(echo)
+        server.start_receiving(echo)
         worker.connect_echo(echo)
         for number in range(10):  # the refusals arrive between them
             server.send(ECHO, PingRequest(number))
@@ -117,7 +117,7 @@ def test_workers_take_turns_where_they_have_few_cores_or_are_many(
             opened, end = worker._streams[0], pace.deadline(20)
             while opened.stream is None:
                 assert time.monotonic() < end
-                opened.open()
+                opened.advance_open()
             assert opened.stream.limits_in_flight == turns
     finally:
         worker.close()
@@ -133,16 +133,16 @@ def test_a_server_that_is_replaced_while_a_message_of_the_old_one_is_there() -> 
     try:
         worker.send(SCHEDULER, PingRequest(1))
         scheduler_s_peer = first_peer(scheduler)
-        worker.connect(0, servers[0].address)
+        worker.connect_server(0, servers[0].address)
         for server, after in pairwise(servers):
-            server.meet(scheduler.echo)
+            server.start_receiving(scheduler.echo)
             worker.send(0, AttachRequest(0, 0, 1, 0, JOB))
             server.send(first_peer(server), PingRequest(3))
             scheduler.send(scheduler_s_peer, PingRequest(2))
             time.sleep(0.1)  # so that both are there
             for peer, _ in worker.receive(pace.seconds(20)):
                 if peer == SCHEDULER:
-                    worker.connect(0, after.address)
+                    worker.connect_server(0, after.address)
     finally:
         for one in (worker, *servers, scheduler):
             one.close()

@@ -21,7 +21,7 @@ from kvstore.stores.parameter_server.transport import new_connections
 from kvstore.stores.parameter_server.transport.channel import DealerChannel, RouterChannel
 from kvstore.stores.parameter_server.transport.context import ZmqContext
 from kvstore.stores.parameter_server.transport.frames import MessageCodec
-from kvstore.stores.parameter_server.transport.zmq_auth import password
+from kvstore.stores.parameter_server.transport.zmq_auth import job_password
 
 Contexts = Callable[..., ZmqContext]
 PATIENCE = 30.0
@@ -33,7 +33,7 @@ INITIATE = command(b"\x08INITIATE" + _TYPE)
 
 def hello(job: str) -> bytes:
     """Say of which job one is."""
-    return command(b"\x05HELLO\x07kvstore\x40" + password(job))
+    return command(b"\x05HELLO\x07kvstore\x40" + job_password(job))
 
 
 def noise(number: int) -> list[bytes]:

@@ -200,7 +200,7 @@ def test_a_wait_whose_end_was_interrupted_leads_no_thread(create: Callable[..., 
     store = create()
     driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
     store.init("a", np.zeros(4, F))
-    gone = driver._waits.begin()
+    gone = driver._waits.begin_wait()
     gone.thread, gone.at_sockets = 0, time.monotonic() - 1
     waits = Waits(driver, 2)
     waits.end(1)
@@ -208,7 +208,7 @@ def test_a_wait_whose_end_was_interrupted_leads_no_thread(create: Callable[..., 
     store.pull("a", out=out)
     assert (out == 0).all()
     waits.end(0)
-    driver._waits.end(gone)
+    driver._waits.end_wait(gone)
 
 
 def test_a_push_that_is_begun_by_half_says_so_from_then_on(
@@ -224,7 +224,7 @@ def test_a_push_that_is_begun_by_half_says_so_from_then_on(
 
     end = pace.deadline(20)
     with monkeypatch.context() as patched:
-        patched.setattr(PushOperations, "count", interrupted)
+        patched.setattr(PushOperations, "count_push", interrupted)
         with pytest.raises(KeyboardInterrupt):
             while time.monotonic() < end:
                 store.pushpull("a", np.ones(1000, F), out=out)
@@ -329,7 +329,7 @@ def test_a_caller_interrupted_before_it_waits_gives_the_call_up(
     }
     before, end = float(out[0]), pace.deadline(20)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        once(patched, WorkerClient, "end")
+        once(patched, WorkerClient, "finish_call")
         while time.monotonic() < end:
             calls[verb]()
     value[:], out[:] = 12345, -77

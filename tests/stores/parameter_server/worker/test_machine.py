@@ -99,7 +99,7 @@ def test_an_operation_is_done_when_all_its_parts_are() -> None:
     assert [server for server, _ in store.machine.pending("a")] == [1]
     store.reply(1, (K.DONE, 1))
     assert store.done() == [e.OperationDone("a")]
-    assert not store.machine.busy
+    assert not store.machine.is_busy
 
 
 def test_pulls_count_the_pushes_before_them() -> None:
@@ -313,7 +313,7 @@ def test_pushes_that_wait_for_the_others_end_with_the_store() -> None:
     for end in ends:
         store = returned()
         store.submit("a", (0, K.PUSH, 0))
-        assert store.machine.busy
+        assert store.machine.is_busy
         end(store)
         [done] = store.done()
         assert done.op == "a"

@@ -41,42 +41,42 @@ class WorkerMachine:
         self._shrunk: set[int] = set()  # ranks that rounds proceed without
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
             m.HelloReply: self._met_scheduler,
-            m.WelcomeNotice: self._welcomed,
-            ViewNotice: self._viewed,
-            MemberReply: self._scheduler.answered,
-            m.RefusalNotice: self._refused,
-            m.FenceNotice: self._fenced,
-            m.PingRequest: self._ping,
+            m.WelcomeNotice: self._note_welcome,
+            ViewNotice: self._apply_view,
+            MemberReply: self._scheduler.end_answered,
+            m.RefusalNotice: self._note_refusal,
+            m.FenceNotice: self._note_fence,
+            m.PingRequest: self._answer_ping,
             m.MissingReply: self._is_missing,
         }
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a request has no reply yet, or a caller waits otherwise."""
-        return self._servers.busy or self._scheduler.busy or bool(self._held or self.listeners)
+        return self._servers.busy or self._scheduler.is_busy or bool(self._held or self.listeners)
 
     @property
-    def met(self) -> bool:
+    def has_met_scheduler(self) -> bool:
         """Whether a message of the scheduler has arrived."""
         return self._scheduler.met
 
     def step(self, event: events.Event, now: float) -> list[Action]:
         """Handle one event; return the actions."""
         actions: list[Action] = []
-        self._scheduler.silence.step(now)
+        self._scheduler.silence.note_running(now)
         kind = type(event)
         if kind is MessageReceived:
-            self._received(event.peer, event.message, now, actions)  # type: ignore[union-attr]
+            self._receive_message(event.peer, event.message, now, actions)  # type: ignore[union-attr]
         elif kind is SubmitRequests:
-            self._submit(event, now, actions)  # type: ignore[arg-type]
+            self._submit_requests(event, now, actions)  # type: ignore[arg-type]
         elif kind is events.TickEvent:
             self._tick(now, actions)
         elif kind is events.SchedulerLost:
-            self._fail(event.failure, actions)  # type: ignore[union-attr]
+            self._fail_all(event.failure, actions)  # type: ignore[union-attr]
         elif kind is events.StoodStill:
             self._scheduler.stood_still(event.seconds, now)  # type: ignore[union-attr]
         elif kind is events.SchedulerRequest:
-            self._request(event, now, actions)  # type: ignore[arg-type]
+            self._request_scheduler(event, now, actions)  # type: ignore[arg-type]
         elif kind is events.StreamLost:
             self._servers.suspect(event.server)  # type: ignore[union-attr]
         elif kind is events.RetrySlice:
@@ -109,22 +109,22 @@ class WorkerMachine:
         """Let pushes be sent before values that were requested, and that no caller reads any more."""
         self._servers.forget_reads()
 
-    def complete(self, server: int, slice: int) -> int:
+    def complete_pushes(self, server: int, slice: int) -> int:
         """Return how many of this worker's pushes into a slice are in rounds known to be complete."""
         requests = self._servers[server].requests
         return requests.complete.get(slice, 0) - requests.first_rounds.get(slice, 0)
 
-    def answered(self, server: int, slice: int) -> int:
+    def answered_pushes(self, server: int, slice: int) -> int:
         """Return how many of this worker's pushes into a slice are answered, if replies are in order."""
         requests = self._servers[server].requests
         first = requests.first_rounds.get(slice, 0)
         return requests.accepted.get(slice, first) - first
 
-    def base(self, server: int, slice: int) -> int:
+    def base_round(self, server: int, slice: int) -> int:
         """Return the round of a slice after which this worker's own begin."""
         return self._servers[server].requests.first_rounds.get(slice, 0)
 
-    def who(self, server: int | None, slice: int = -1, round: int = 0) -> SendMessage:
+    def request_missing(self, server: int | None, slice: int = -1, round: int = 0) -> SendMessage:
         """Request the ranks that a round waits for; with None the scheduler's, for start, barrier or init.
 
         `missing` will have the answer.
@@ -132,7 +132,11 @@ class WorkerMachine:
         self.missing = None
         welcome = self.member.welcome
         question = m.MissingRequest(welcome.store if welcome else -1, slice, round)
-        return SendMessage(server, question) if server is not None else self._scheduler.unreliable(question)
+        return (
+            SendMessage(server, question)
+            if server is not None
+            else self._scheduler.unreliable_message(question)
+        )
 
     # --------------------------------------------------------------------------------------------- exchanges
 
@@ -185,25 +189,25 @@ class WorkerMachine:
 
     # -------------------------------------------------------------------------------------------- operations
 
-    def _submit(self, event: SubmitRequests, now: float, actions: list[Action]) -> None:
+    def _submit_requests(self, event: SubmitRequests, now: float, actions: list[Action]) -> None:
         error = self.failure or self._servers.refusal(event.parts)
         if error or not event.parts:
             actions.append(OperationDone(event.op, error))
             return
         member = self.member
-        if member.rejoining and self._waits(event.parts):
-            self._hold(event, now, actions)
+        if member.rejoining and self._awaits_join(event.parts):
+            self._hold_submission(event, now, actions)
             return
         if member.view is not None and member.epoch != member.view.epoch and not member.rejoining:
             self._look_for_join_point(member.view, event.parts, now, actions)
         self._servers.submit(event, now, actions)
 
-    def _waits(self, parts: Iterable[events.SliceRequest]) -> bool:
+    def _awaits_join(self, parts: Iterable[events.SliceRequest]) -> bool:
         """Return whether these requests are, or follow, the first push of a restarted worker."""
         held = {part.record.slice for event in self._held for part in event.parts}
         return any(part.record.kind in _PUSHES or part.record.slice in held for part in parts)
 
-    def _hold(self, event: SubmitRequests, now: float, actions: list[Action]) -> None:
+    def _hold_submission(self, event: SubmitRequests, now: float, actions: list[Action]) -> None:
         """Hold a submission until the others have reached this worker's join point."""
         if not self._held and self.member.welcome is not None:
             first = next(part.record.slice for part in event.parts if part.record.kind in _PUSHES)
@@ -225,17 +229,17 @@ class WorkerMachine:
         held, self._held = self._held, []
         actions.extend(OperationDone(event.op, failure) for event in held)
 
-    def _request(self, event: events.SchedulerRequest, now: float, actions: list[Action]) -> None:
+    def _request_scheduler(self, event: events.SchedulerRequest, now: float, actions: list[Action]) -> None:
         welcome = self.member.welcome
         if self.failure is not None or welcome is None:
             error = self.failure or Failure("KVStoreError", "the scheduler has not answered yet")
             actions.append(OperationDone(event.op, error))
             return
         if type(event.message) is m.LeaveNotice:
-            self._leave(actions)
-        self._scheduler.request(event, welcome.store, now, actions)
+            self._leave_store(actions)
+        self._scheduler.send_request(event, welcome.store, now, actions)
 
-    def _leave(self, actions: list[Action]) -> None:
+    def _leave_store(self, actions: list[Action]) -> None:
         """Close: requests without a reply will never have one."""
         self._left = True
         closed = Failure("ClosedError", "the store is closed")
@@ -244,24 +248,24 @@ class WorkerMachine:
 
     # ---------------------------------------------------------------------------------------------- messages
 
-    def _received(self, peer: Hashable, message: Any, now: float, actions: list[Action]) -> None:
+    def _receive_message(self, peer: Hashable, message: Any, now: float, actions: list[Action]) -> None:
         if type(message) is m.Batch:
             self._servers.replies(peer, message, now, actions)  # type: ignore[arg-type]
         elif peer == ECHO:
             self._scheduler.silence.note_heartbeat(now)
         elif type(message) is m.ReliableMessage:
-            self._read(message, now, actions)
+            self._read_reliable(message, now, actions)
         elif type(message) is m.AttachReply:
             self._servers.attached(peer, message, now, actions)  # type: ignore[arg-type]
         elif type(message) is m.FenceNotice:
             if not self._left:
-                self._fenced(message, now, actions)
+                self._note_fence(message, now, actions)
         elif type(message) is m.MissingReply:
             self._is_missing(message, now, actions)
         elif type(message) is m.LeftOutNotice:
             self._left_out(peer, message, actions)  # type: ignore[arg-type]
 
-    def _read(self, message: m.ReliableMessage, now: float, actions: list[Action]) -> None:
+    def _read_reliable(self, message: m.ReliableMessage, now: float, actions: list[Action]) -> None:
         for body in self._scheduler.read(message, now):
             handler = self._handlers.get(type(body))
             if handler is not None:
@@ -273,11 +277,11 @@ class WorkerMachine:
         known = welcome is not None and message.store == welcome.store
         if known and server in self._servers and message.rank not in self._shrunk:
             self._shrunk.add(message.rank)
-            own = message.round - self.base(server, message.slice)
+            own = message.round - self.base_round(server, message.slice)
             actions.append(events.RoundsShrunk(message.rank, message.slice, own))
 
-    def _ping(self, message: m.PingRequest, now: float, actions: list[Action]) -> None:
-        actions.append(self._scheduler.unreliable(m.PingReply(message.number)))
+    def _answer_ping(self, message: m.PingRequest, now: float, actions: list[Action]) -> None:
+        actions.append(self._scheduler.unreliable_message(m.PingReply(message.number)))
 
     def _is_missing(self, message: m.MissingReply, now: float, actions: list[Action]) -> None:
         self.missing = message
@@ -289,18 +293,18 @@ class WorkerMachine:
         self._scheduler.absence = message.absence
         actions.append(message)
 
-    def _welcomed(self, message: m.WelcomeNotice, now: float, actions: list[Action]) -> None:
+    def _note_welcome(self, message: m.WelcomeNotice, now: float, actions: list[Action]) -> None:
         if self.member.welcome is None:
-            self.member.enter(message)
+            self.member.enter_store(message)
             actions.append(message)
             self._servers.meet(message.servers, now, actions)
 
-    def _viewed(self, view: ViewNotice, now: float, actions: list[Action]) -> None:
+    def _apply_view(self, view: ViewNotice, now: float, actions: list[Action]) -> None:
         member = self.member
         if member.welcome is None or member.view is None or view.epoch <= member.view.epoch or self.failure:
             return
-        was_broken = member.broken
-        member.see(view)
+        was_broken = member.is_broken
+        member.apply_view(view)
         actions.append(view)
         self._servers.meet(view.servers, now, actions)
         if member.rejoining and view.begun == member.welcome.rank:
@@ -309,32 +313,32 @@ class WorkerMachine:
             if loss.role == "server":
                 self._servers.lose(loss, actions)
         if view.broken and not was_broken:
-            failure = member.loss()
+            failure = member.loss_failure()
             self._servers.give_up(failure, actions)
             self._drop_held(failure, actions)
 
     def _start_pushing(self, view: ViewNotice, now: float, actions: list[Action]) -> None:
         """Begin to push: all others have reached the join point; ask the servers for the first rounds."""
-        self.member.join(view)
+        self.member.begin_pushes(view)
         self._servers.attach_again(now, actions)
         held, self._held = self._held, []
         for event in held:
-            self._submit(event, now, actions)
+            self._submit_requests(event, now, actions)
 
     # -------------------------------------------------------------------------------------------------- ends
 
-    def _refused(self, message: m.RefusalNotice, now: float, actions: list[Action]) -> None:
+    def _note_refusal(self, message: m.RefusalNotice, now: float, actions: list[Action]) -> None:
         why = Failure(message.error, message.text, message.role, message.rank, message.silent)
-        self._fail(why, actions)
+        self._fail_all(why, actions)
 
-    def _fenced(self, message: m.FenceNotice, now: float, actions: list[Action]) -> None:
-        self._fail(self._explained(Failure("FencedError", message.text)), actions)
+    def _note_fence(self, message: m.FenceNotice, now: float, actions: list[Action]) -> None:
+        self._fail_all(self._removal_failure(Failure("FencedError", message.text)), actions)
 
-    def _explained(self, why: Failure) -> Failure:
+    def _removal_failure(self, why: Failure) -> Failure:
         welcome = self.member.welcome
-        return self._scheduler.explained(why, f"worker {welcome.rank}" if welcome else "this worker")
+        return self._scheduler.removal_failure(why, f"worker {welcome.rank}" if welcome else "this worker")
 
-    def _fail(self, failure: Failure, actions: list[Action]) -> None:
+    def _fail_all(self, failure: Failure, actions: list[Action]) -> None:
         """End with a failure: all operations fail, also later ones."""
         if self.failure is not None:
             return
@@ -342,23 +346,23 @@ class WorkerMachine:
         self._servers.drop(failure, actions)
         self._drop_held(failure, actions)
         self._servers.end_all(failure, actions)
-        self._scheduler.fail(failure, actions)
+        self._scheduler.fail_requests(failure, actions)
         actions.append(events.ProcessFailed(failure))
 
     def _tick(self, now: float, actions: list[Action]) -> None:
         if self.failure is not None:
             return
         self._look_for_scheduler(now, actions)
-        self._scheduler.resend(now, actions)
+        self._scheduler.repeat_overdue(now, actions)
         self._servers.tick(now, actions)
 
     def _look_for_scheduler(self, now: float, actions: list[Action]) -> None:
         """Check that the scheduler is alive, while an operation waits."""
-        if not self.busy and self.member.welcome is not None:
+        if not self.is_busy and self.member.welcome is not None:
             self._scheduler.silence.note_heartbeat(now)
             return
-        failure = self._scheduler.look(now, actions)
+        failure = self._scheduler.check_scheduler(now, actions)
         if failure is not None and self._left:
             self._scheduler.end_delivered(actions)
         elif failure is not None:
-            self._fail(self._explained(failure), actions)
+            self._fail_all(self._removal_failure(failure), actions)

@@ -101,7 +101,7 @@ class RequestTable:
 
     def __init__(self, options: WorkerOptions, in_rounds: bool = True) -> None:
         self._in_rounds = in_rounds
-        self.credit, self.report = options.credit, options.report
+        self.credit, self.report = options.credit, options.report_bytes
         self.batch_bytes = options.batch_bytes
         self._counts_answers = options.counts_answers
         self.resend = options.resend

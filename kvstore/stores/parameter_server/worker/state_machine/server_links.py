@@ -19,7 +19,7 @@ from ...protocol.events import (
     SliceRequest,
     SubmitRequests,
 )
-from ...protocol.losses import lost
+from ...protocol.losses import loss_failure
 from ...protocol.messages import (
     BY_FRAME,
     KIND,
@@ -92,13 +92,13 @@ class ServerLinks:
 
     def refusal(self, parts: Iterable[SliceRequest]) -> Failure | None:
         """Why requests cannot be made, if so."""
-        broken = self._member.broken
+        broken = self._member.is_broken
         for part in parts:
             link = self._links[part.server]
             if link.lost is not None:
                 return link.lost
             if broken and part.record.kind in (_PUSH, _PUSHPULL, _INIT):
-                return self._member.loss()
+                return self._member.loss_failure()
         return None
 
     def submit(self, event: SubmitRequests, now: float, actions: list[Action]) -> None:
@@ -153,7 +153,7 @@ class ServerLinks:
         kind = record[KIND]
         if kind in _PUSHES:  # who pushes for a host says which of its rounds it is
             count = pushes[slice_] = record[ROUND] or pushes.get(slice_, 0) + 1
-        elif self._member.broken:
+        elif self._member.is_broken:
             count = record[ROUND]  # no round will be complete: what is there, or the one the caller names
         else:
             count = max(record[ROUND], pushes.get(slice_, 0))
@@ -307,7 +307,7 @@ class ServerLinks:
             who = (member.welcome.store, member.welcome.rank, self._hello.incarnation, member.epoch)
             met = link.met and link.join_epoch >= member.join_epoch
             host = self._hello.host if member.seats else ""
-            how = met, member.rejoining, self._memory, self._options.report
+            how = met, member.rejoining, self._memory, self._options.report_bytes
             sequences = () if link.attached else link.requests.unanswered()
             attach = m.AttachRequest(*who, self._hello.job, tuple(known.items()), *how, host, *sequences)
             actions.append(SendMessage(server, attach))
@@ -332,7 +332,7 @@ class ServerLinks:
         """End what waits for a server that is lost for good."""
         link = self._links.get(loss.rank)
         if link is not None and link.lost is None:
-            link.lost = lost((loss,), len(self._links))
+            link.lost = loss_failure((loss,), len(self._links))
             self._end(link.requests.drop(), link.lost, actions)
 
     def leave(self, failure: Failure, actions: list[Action]) -> None:

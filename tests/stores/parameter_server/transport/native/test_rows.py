@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.stores.parameter_server.protocol.messages import Batch, PayloadLocation, Record, RecordKind
-from kvstore.stores.parameter_server.transport.frames import MessageCodec, pack
+from kvstore.stores.parameter_server.transport.frames import MessageCodec, pack_payloads
 from kvstore.stores.parameter_server.transport.native._streams import (
     ExpectedRows,
     GatheredRows,
@@ -125,7 +125,7 @@ def test_a_table_has_whole_rows() -> None:
 def reply(slice_: int, ids: Array, data: Array, **changes: Any) -> list[Any]:
     """One answer to a pull of rows, as a server writes it."""
     both = memoryview(ids.view(np.uint8)), memoryview(data.reshape(-1).view(np.uint8))
-    frames, ((frame, offset, nbytes),) = pack([both])
+    frames, ((frame, offset, nbytes),) = pack_payloads([both])
     record = Record(
         RecordKind.VALUE, slice_, 1, rows=len(ids), place=PayloadLocation.FRAME, frame=frame, offset=offset,
         nbytes=nbytes,
