@@ -1,8 +1,9 @@
 """The messages between the processes of a parameter server.
 
-Control messages are msgspec structs, each with a tag. A data message is a `Batch` of records with their
-payloads; `transport.frames` defines the bytes of both. State machines, the simulator and the loops use these
-types directly.
+Control messages are msgspec structs, each with a tag. A request is answered by a reply, a notice is not. The
+tags are older than the names of the classes, and do not change with these. A data message is a `Batch` of
+records with their payloads; `transport.frames` defines the bytes of both. State machines, the simulator and
+the loops use these types directly.
 """
 
 from __future__ import annotations
