@@ -79,7 +79,7 @@ def worker() -> Iterator[End]:
 
 def opened(worker: End, offer: str) -> StreamClient:
     worker.streams = client(worker, offer)
-    worker.streams.open()
+    worker.streams.advance_open()
     return worker.streams
 
 
