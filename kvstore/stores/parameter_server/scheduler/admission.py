@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from ..protocol.messages import PROTOCOL, Failure, HelloReply, HelloRequest, WelcomeNotice
 from .failure_detector import FailureDetector
-from .peers import JobProcess, PeerConnection, ProcessState, StepActions
+from .peers import AdmittedProcess, PeerConnection, ProcessState, StepActions
 from .rank_assignment import RankAssignment
-from .stores import StoreTable
+from .stores import JobStores
 
 _OVER = Failure("FencedError", "the job is over")
 
@@ -28,7 +28,7 @@ def hello_failure(hello: HelloRequest, job: str, count: int) -> Failure | None:
     return None
 
 
-def free_rank(assigned: Mapping[int, JobProcess], count: int) -> int:
+def free_rank(assigned: Mapping[int, AdmittedProcess], count: int) -> int:
     """Return the lowest rank that no process has, or that a lost process had; -1 if there is none."""
     free = (
         rank for rank in range(count) if rank not in assigned or assigned[rank].state == ProcessState.LOST
@@ -46,7 +46,7 @@ class ProcessAdmission:
         self,
         job: str,
         assignment: RankAssignment,
-        stores: StoreTable,
+        stores: JobStores,
         detector: FailureDetector,
         dead_after: float,
     ) -> None:
@@ -146,7 +146,7 @@ class ProcessAdmission:
             self._stores.add_worker(peer, process, hello, outgoing)
         return True
 
-    def _requested_rank(self, hello: HelloRequest) -> tuple[int, JobProcess | None]:
+    def _requested_rank(self, hello: HelloRequest) -> tuple[int, AdmittedProcess | None]:
         """Return the rank for a new process, -1 if none is free, and the last process with that rank."""
         assigned = self._assignment.by_rank(hello.role)
         rank = (
@@ -155,17 +155,17 @@ class ProcessAdmission:
         return rank, assigned.get(rank)
 
     def _assign_rank(
-        self, rank: int, holder: JobProcess | None, hello: HelloRequest, outgoing: StepActions
-    ) -> JobProcess:
+        self, rank: int, holder: AdmittedProcess | None, hello: HelloRequest, outgoing: StepActions
+    ) -> AdmittedProcess:
         """Assign a rank to a new process; a process that still has it is declared lost."""
         if holder is not None and holder.state == ProcessState.HERE:
             self._detector.declare_lost(holder, outgoing)
-        process = JobProcess(hello.process, hello.role, rank, hello.incarnation, outgoing.now)
+        process = AdmittedProcess(hello.process, hello.role, rank, hello.incarnation, outgoing.now)
         self._assignment.processes[hello.process] = process
         return process
 
     def _add_server(
-        self, peer: PeerConnection, process: JobProcess, hello: HelloRequest, outgoing: StepActions
+        self, peer: PeerConnection, process: AdmittedProcess, hello: HelloRequest, outgoing: StepActions
     ) -> None:
         servers = self._assignment.servers
         filled = any(store.keys.entries for store in self._stores.values())

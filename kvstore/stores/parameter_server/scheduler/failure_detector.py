@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..protocol.messages import Loss
-from .peers import JobProcess, ProcessState, StepActions
+from .peers import AdmittedProcess, ProcessState, StepActions
 from .rank_assignment import RankAssignment
-from .stores import StoreTable
+from .stores import JobStores
 
 
 class FailureDetector:
@@ -16,7 +16,7 @@ class FailureDetector:
     """
 
     def __init__(
-        self, assignment: RankAssignment, stores: StoreTable, dead_after: float, server_grace: float
+        self, assignment: RankAssignment, stores: JobStores, dead_after: float, server_grace: float
     ) -> None:
         self._assignment = assignment
         self._stores = stores
@@ -55,7 +55,7 @@ class FailureDetector:
                 outgoing.changed = True
                 self._break_stores(loss, outgoing)
 
-    def declare_lost(self, process: JobProcess, outgoing: StepActions) -> None:
+    def declare_lost(self, process: AdmittedProcess, outgoing: StepActions) -> None:
         """Declare a process lost, and notify the members of its stores."""
         process.state = ProcessState.LOST
         outgoing.changed = True
@@ -65,7 +65,7 @@ class FailureDetector:
         else:
             self._lose_worker(process, loss, outgoing)
 
-    def _lose_worker(self, process: JobProcess, loss: Loss, outgoing: StepActions) -> None:
+    def _lose_worker(self, process: AdmittedProcess, loss: Loss, outgoing: StepActions) -> None:
         for store in self._stores.values():
             if store.number in process.peers and process.rank in store.members:
                 store.lose_worker(loss)
@@ -93,6 +93,6 @@ class FailureDetector:
             self._stores.announce_loss(store, outgoing)
 
 
-def fence_reason(process: JobProcess) -> str:
+def fence_reason(process: AdmittedProcess) -> str:
     """Return the text for a process that continues after it was declared lost."""
     return f"{process} was given up after a long silence"

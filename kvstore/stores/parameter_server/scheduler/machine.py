@@ -40,10 +40,10 @@ from ..protocol.reliable_link import ReliableLink
 from .admission import ProcessAdmission
 from .failure_detector import FailureDetector, fence_reason
 from .member_requests import MemberRequests
-from .peers import JobProcess, PeerConnection, ProcessState, StepActions
+from .peers import AdmittedProcess, PeerConnection, ProcessState, StepActions
 from .rank_assignment import RankAssignment
 from .shutdown import JobShutdown
-from .stores import StoreTable
+from .stores import JobStores
 
 _STRANGERS = 4096  # peers that have not sent a hello
 
@@ -112,7 +112,7 @@ class SchedulerMachine:
         self._stepped: float | None = None
         self._peers: dict[Hashable, PeerConnection] = {}
         self._assignment = assignment = RankAssignment(options.num_workers, options.num_servers)
-        self._stores = stores = StoreTable(assignment)
+        self._stores = stores = JobStores(assignment)
         self._detector = detector = FailureDetector(
             assignment, stores, options.dead_after, options.server_grace
         )
@@ -206,11 +206,11 @@ class SchedulerMachine:
         for peer in self._peers.values():
             peer.link.restart_repeats(term, outgoing.now)
 
-    def process_named(self, name: str) -> JobProcess | None:
+    def process_named(self, name: str) -> AdmittedProcess | None:
         """Return a process by its name."""
         return self._processes.get(name)
 
-    def process_of(self, name: Hashable) -> JobProcess | None:
+    def process_of(self, name: Hashable) -> AdmittedProcess | None:
         """Return the process of a connection."""
         peer = self._peers.get(name)
         return None if peer is None else peer.process

@@ -32,11 +32,11 @@ from . import settings as store_settings
 #: By the names that journals contain: a class may be renamed, its name here stays. So do all names of fields.
 _CLASSES: dict[str, Any] = {
     "ReliableLink": ReliableLink,
-    "Process": peers.JobProcess,
+    "Process": peers.AdmittedProcess,
     "Peer": peers.PeerConnection,
     "Servers": rank_assignment.ServerTable,
     "RankAssignment": rank_assignment.RankAssignment,
-    "Stores": stores.StoreTable,
+    "Stores": stores.JobStores,
     "FailureDetector": failure_detector.FailureDetector,
     "Admission": admission.ProcessAdmission,
     "JobShutdown": shutdown.JobShutdown,

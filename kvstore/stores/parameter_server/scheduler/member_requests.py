@@ -11,13 +11,13 @@ from ..protocol.messages import Failure, MemberReply
 from .peers import PeerConnection, ProcessState, StepActions
 from .rank_assignment import RankAssignment
 from .store_membership import StoreMembership
-from .stores import StoreTable, drop_message
+from .stores import JobStores, drop_message
 
 
 class MemberRequests:
     """Handles requests, one method for each kind; answers at once, or after other workers or servers."""
 
-    def __init__(self, assignment: RankAssignment, stores: StoreTable) -> None:
+    def __init__(self, assignment: RankAssignment, stores: JobStores) -> None:
         self._assignment = assignment
         self._stores = stores
         self._servers = assignment.servers

@@ -22,7 +22,7 @@ class ProcessState(enum.Enum):
 
 
 @dataclass(eq=False)
-class JobProcess:
+class AdmittedProcess:
     """A process of the job; `peers` has one connection of a worker for each store, and -1 for a server."""
 
     name: str
@@ -45,7 +45,7 @@ class PeerConnection:
     link: ReliableLink
     since: float
     hello: HelloRequest | None = None
-    process: JobProcess | None = None
+    process: AdmittedProcess | None = None
     store: StoreMembership | None = None
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..protocol.messages import Failure, Loss, Member
-from .peers import JobProcess, PeerConnection, ProcessState, StepActions
+from .peers import AdmittedProcess, PeerConnection, ProcessState, StepActions
 from .store_membership import StoreMembership
 
 
@@ -14,7 +14,7 @@ class ServerTable:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.present: dict[int, JobProcess] = {}
+        self.present: dict[int, AdmittedProcess] = {}
         self.awaited: dict[int, tuple[float, Loss]] = {}  # lost servers: deadline of their restart, and loss
         self.welcomed = False  # all have been present at the same time, and have got their Welcome
         self.final_loss: Loss | None = None  # the first server that was not restarted in time
@@ -30,7 +30,7 @@ class ServerTable:
         """Return the ranks of servers that are not present."""
         return [rank for rank in range(self.count) if rank not in self.present]
 
-    def add_server(self, process: JobProcess, address: str) -> None:
+    def add_server(self, process: AdmittedProcess, address: str) -> None:
         """Add a server, which can replace a lost server of its rank."""
         self.present[process.rank] = process
         self.awaited.pop(process.rank, None)
@@ -64,8 +64,8 @@ class RankAssignment:
 
     def __init__(self, num_workers: int, num_servers: int) -> None:
         self.num_workers = num_workers
-        self.processes: dict[str, JobProcess] = {}  # by the name in their hello
-        self.workers: dict[int, JobProcess] = {}  # by rank: the last process with the rank
+        self.processes: dict[str, AdmittedProcess] = {}  # by the name in their hello
+        self.workers: dict[int, AdmittedProcess] = {}  # by rank: the last process with the rank
         self.servers = ServerTable(num_servers)
 
     @property
@@ -73,7 +73,7 @@ class RankAssignment:
         """Return the ranks of workers that no process has had yet."""
         return [rank for rank in range(self.num_workers) if rank not in self.workers]
 
-    def by_rank(self, role: str) -> dict[int, JobProcess]:
+    def by_rank(self, role: str) -> dict[int, AdmittedProcess]:
         """Return the processes of a role by rank."""
         return self.servers.present if role == "server" else self.workers
 

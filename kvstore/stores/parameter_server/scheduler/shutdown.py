@@ -10,7 +10,7 @@ from .admission import ProcessAdmission
 from .failure_detector import FailureDetector
 from .peers import PeerConnection, ProcessState, StepActions
 from .rank_assignment import RankAssignment
-from .stores import StoreTable, drop_message
+from .stores import JobStores, drop_message
 
 
 class JobShutdown:
@@ -22,7 +22,7 @@ class JobShutdown:
     def __init__(
         self,
         assignment: RankAssignment,
-        stores: StoreTable,
+        stores: JobStores,
         detector: FailureDetector,
         admission: ProcessAdmission,
         timeout: float,

@@ -15,7 +15,7 @@ from ..protocol.messages import (
     SlicesNotice,
     WelcomeNotice,
 )
-from .peers import JobProcess, PeerConnection, ProcessState, StepActions
+from .peers import AdmittedProcess, PeerConnection, ProcessState, StepActions
 from .rank_assignment import RankAssignment
 from .rejoins import JoinPoint
 from .store_membership import StoreMembership
@@ -26,7 +26,7 @@ def drop_message(store: StoreMembership, slices: Iterable[int] = ()) -> InstallR
     return InstallRequest(store.number, 0, "drop", ",".join(map(str, slices)))
 
 
-class StoreTable:
+class JobStores:
     """Stores by group and number; `assignment` has the process of each rank."""
 
     def __init__(self, assignment: RankAssignment) -> None:
@@ -42,7 +42,7 @@ class StoreTable:
     # --------------------------------------------------------------------------------------- entry and start
 
     def add_worker(
-        self, peer: PeerConnection, process: JobProcess, hello: HelloRequest, outgoing: StepActions
+        self, peer: PeerConnection, process: AdmittedProcess, hello: HelloRequest, outgoing: StepActions
     ) -> None:
         """Add a worker to the store that its hello names, or refuse it."""
         name = (hello.group, hello.ordinal)
@@ -65,7 +65,7 @@ class StoreTable:
         self.send_view(store, outgoing, but=process.rank)
 
     def _entry_failure(
-        self, store: StoreMembership, process: JobProcess, hello: HelloRequest
+        self, store: StoreMembership, process: AdmittedProcess, hello: HelloRequest
     ) -> Failure | None:
         """Return why a worker cannot enter a store; None if it can."""
         if hello.options != store.options:

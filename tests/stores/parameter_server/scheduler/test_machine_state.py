@@ -36,7 +36,7 @@ def test_the_names_of_messages(kind: Any, name: str) -> None:
 
 
 def test_an_object_is_written_with_its_name_and_read_again() -> None:
-    process = peers.JobProcess("w0", "worker", 0, 7, 1.5)
+    process = peers.AdmittedProcess("w0", "worker", 0, 7, 1.5)
     data = dump_state(
         [process, rank_assignment.ServerTable(1), key_table.KeyWaiter(0, 1, ()), m.PingRequest(2)]
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.protocol.reliable_link import ReliableLink
-from kvstore.stores.parameter_server.scheduler.peers import JobProcess, PeerConnection, StepActions
+from kvstore.stores.parameter_server.scheduler.peers import AdmittedProcess, PeerConnection, StepActions
 
 
 def test_messages_come_again_until_they_are_acknowledged_but_not_unreliable_ones() -> None:
@@ -48,5 +48,5 @@ def test_a_refusal_names_the_lost_process() -> None:
 def test_a_peer_has_the_rank_of_its_process() -> None:
     peer = PeerConnection("w0", ReliableLink(1.0), 0.0)
     assert peer.rank == -1
-    peer.process = JobProcess("a", "worker", 3, 1, 0.0, peers={0: peer})
+    peer.process = AdmittedProcess("a", "worker", 3, 1, 0.0, peers={0: peer})
     assert peer.rank == 3

@@ -6,7 +6,7 @@ from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.protocol.reliable_link import ReliableLink
 from kvstore.stores.parameter_server.scheduler.peers import (
-    JobProcess,
+    AdmittedProcess,
     PeerConnection,
     ProcessState,
     StepActions,
@@ -15,10 +15,10 @@ from kvstore.stores.parameter_server.scheduler.rank_assignment import RankAssign
 from kvstore.stores.parameter_server.scheduler.store_membership import StoreMembership
 
 
-def process(role: str, rank: int, incarnation: int = 1, number: int = 0) -> JobProcess:
+def process(role: str, rank: int, incarnation: int = 1, number: int = 0) -> AdmittedProcess:
     """Make a process with one peer, for a store or for -1."""
     name = f"{role}{rank}.{incarnation}"
-    one = JobProcess(name, role, rank, incarnation, 0.0)
+    one = AdmittedProcess(name, role, rank, incarnation, 0.0)
     one.peers[number] = PeerConnection(name, ReliableLink(1.0), 0.0, process=one)
     return one
 

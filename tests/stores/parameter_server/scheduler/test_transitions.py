@@ -12,14 +12,14 @@ from scheduled import SPEC, Job
 
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.scheduler.machine import TRANSITIONS, SchedulerMachine, SchedulerOptions
-from kvstore.stores.parameter_server.scheduler.peers import JobProcess
+from kvstore.stores.parameter_server.scheduler.peers import AdmittedProcess
 from kvstore.stores.parameter_server.scheduler.store_membership import StoreMembership
 
 STORE = "over broken started"  # fields that are the state of a store
 Change = tuple[str, str, str, str]  # subject, before, after, cause
 
 
-def process_state(process: JobProcess) -> str:
+def process_state(process: AdmittedProcess) -> str:
     state: str = vars(process)["state"].value
     return state
 
@@ -59,7 +59,7 @@ class Recorder:
             "_tick",
             lambda machine, to: self.during(machine, "TickEvent", tick)(machine, to),
         )
-        patch.setattr(JobProcess, "__setattr__", self.setter("process", "state", process_state))
+        patch.setattr(AdmittedProcess, "__setattr__", self.setter("process", "state", process_state))
         patch.setattr(
             StoreMembership, "__setattr__", self.setter("store", "over broken started", store_state)
         )
