@@ -81,7 +81,7 @@ class StoppedDriver(MachineDriver):
         self._quick = None
         self._counters = Counters("dist_sync", "", 3, 4)
         member = SimpleNamespace(welcome=SimpleNamespace(rank=3))
-        self._machine: Any = SimpleNamespace(missing=None, met=True, member=member)
+        self._machine: Any = SimpleNamespace(missing=None, has_met_scheduler=True, member=member)
         self._clock = clock
         self.ready = self.inquired = False
 
