@@ -240,9 +240,9 @@ def _serve_if_told() -> None:
 
     roles = find()
     if roles is not None and roles.role != "worker":
-        from .stores.parameter_server.role_process import serve
+        from .stores.parameter_server.role_process import serve_role
 
-        serve(roles)
+        serve_role(roles)
         raise SystemExit(0)
 
 

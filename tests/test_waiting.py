@@ -17,7 +17,7 @@ from kvstore.engine import InterruptibleEvent, Work
 from kvstore.errors import TimeoutError
 from kvstore.observe.native._observe import Counters
 from kvstore.observe.stacks import warn_of_end
-from kvstore.stores.parameter_server.protocol.messages import Missing
+from kvstore.stores.parameter_server.protocol.messages import MissingReply
 from kvstore.stores.parameter_server.transport.socket_waits import SocketWaits, WakeSignal
 from kvstore.stores.parameter_server.worker.driver import MachineDriver
 from kvstore.waiting import WaitClock
@@ -81,7 +81,7 @@ class StoppedDriver(MachineDriver):
         self._quick = None
         self._counters = Counters("dist_sync", "", 3, 4)
         member = SimpleNamespace(welcome=SimpleNamespace(rank=3))
-        self._machine: Any = SimpleNamespace(missing=None, met=True, member=member)
+        self._machine: Any = SimpleNamespace(missing=None, has_met_scheduler=True, member=member)
         self._clock = clock
         self.ready = self.inquired = False
 
@@ -127,7 +127,7 @@ def test_a_wait_that_ends_hears_for_whom_it_was_though_it_stood_still(
     def drive() -> None:
         clock.now += 60.0
         if driver.inquired:
-            driver._machine.missing = Missing(-1, -1, 0, ranks=(1,))
+            driver._machine.missing = MissingReply(-1, -1, 0, ranks=(1,))
 
     monkeypatch.setattr(driver, "_drive", drive)
     with pytest.raises(TimeoutError, match=r"for the others; missing: worker 1$"):

@@ -161,13 +161,13 @@ def control_bytes() -> tuple[float, ...]:
         m.KeyEntry(m.KeySpec(key, (64, 64), "float32"), n, (m.Slice(n, 0, 0, 4096),), True)
         for n, key in enumerate(keys)
     )
-    letters = [m.ReliableMessage(n, n, m.Answer(n, entries)) for n in range(6)]
+    letters = [m.ReliableMessage(n, n, m.MemberReply(n, entries)) for n in range(6)]
     encode, decode = _coded(letters[0])
     codec = MessageCodec("calibration")
     nbytes = len(codec.encode(letters[0])[0])
     codec.encode(letters[1])
     copy = _timed(lambda: codec.encode(letters[2])) / nbytes
-    return encode, decode, copy, *_coded(m.ReliableMessage(1, 1, m.Lookup(1, 0, keys)))
+    return encode, decode, copy, *_coded(m.ReliableMessage(1, 1, m.LookupRequest(1, 0, keys)))
 
 
 def _coded(message: m.ReliableMessage) -> tuple[float, float]:

@@ -101,4 +101,4 @@ class Process:
 
 
 def _is_names(message: Any) -> bool:
-    return type(getattr(message, "body", None)) in (m.Lookup, m.Ready, m.Drop)
+    return type(getattr(message, "body", None)) in (m.LookupRequest, m.KeysReadyRequest, m.DropKeysRequest)

@@ -9,18 +9,20 @@ from typing import Any
 from bench.scale.worker import Program, Wait, WorkerProcess
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
-from kvstore.stores.parameter_server.protocol.messages import KeySpec, Kind
+from kvstore.stores.parameter_server.protocol.messages import KeySpec, RecordKind
 
 _SETTLES = 1.0  # seconds until the scheduler is idle
 
 Steps = Generator[Wait, None, None]
 
 
-def asked(worker: WorkerProcess, message: Any, take: Callable[[e.Done], None] = lambda done: None) -> Wait:
+def asked(
+    worker: WorkerProcess, message: Any, take: Callable[[e.OperationDone], None] = lambda done: None
+) -> Wait:
     """Wait for a reply of the scheduler."""
 
     def wait(go_on: Callable[[], None]) -> None:
-        def then(done: e.Done) -> None:
+        def then(done: e.OperationDone) -> None:
             take(done)
             go_on()
 
@@ -29,7 +31,7 @@ def asked(worker: WorkerProcess, message: Any, take: Callable[[e.Done], None] = 
     return wait
 
 
-def called(worker: WorkerProcess, kind: Kind, keys: Sequence[m.Key], priority: int = 0) -> Wait:
+def called(worker: WorkerProcess, kind: RecordKind, keys: Sequence[m.Key], priority: int = 0) -> Wait:
     """Wait for a call to the servers."""
     return lambda go_on: worker.submit(kind, keys, lambda done: go_on(), priority)
 
@@ -43,28 +45,28 @@ def init(worker: WorkerProcess, specs: Sequence[KeySpec]) -> Steps:
     """Initialise keys, as worker/initial_values.py does: the lowest rank sends values, the others wait."""
     learn = partial(_learn, worker)
     if not worker.machine.member.is_initializer():
-        yield asked(worker, m.Lookup(0, 0, tuple(spec.key for spec in specs)), learn)
+        yield asked(worker, m.LookupRequest(0, 0, tuple(spec.key for spec in specs)), learn)
         return
-    yield asked(worker, m.CreateKeys(0, 0, tuple(specs)), learn)
+    yield asked(worker, m.CreateKeysRequest(0, 0, tuple(specs)), learn)
     keys = tuple(spec.key for spec in specs)
-    yield called(worker, Kind.ASSIGN, keys)
-    yield asked(worker, m.Ready(0, 0, keys))
+    yield called(worker, RecordKind.ASSIGN, keys)
+    yield asked(worker, m.KeysReadyRequest(0, 0, keys))
 
 
-def _learn(worker: WorkerProcess, done: e.Done) -> None:
+def _learn(worker: WorkerProcess, done: e.OperationDone) -> None:
     if done.answer is not None:
         worker.entries.update({entry.spec.key: entry for entry in done.answer.entries})
 
 
 def barrier(worker: WorkerProcess, number: int) -> Steps:
     """Wait for all workers."""
-    yield asked(worker, m.Barrier(0, 0, number))
+    yield asked(worker, m.BarrierRequest(0, 0, number))
 
 
 def leave(worker: WorkerProcess) -> Steps:
     """Close the store, and leave the job."""
-    yield asked(worker, m.Leave(0))
-    yield asked(worker, m.Bye(worker.name))
+    yield asked(worker, m.LeaveNotice(0))
+    yield asked(worker, m.ProcessEndNotice(worker.name))
 
 
 def steps(specs: Sequence[KeySpec], count: int, compute: float = 0.0, closes: bool = False) -> Program:
@@ -82,7 +84,7 @@ def steps(specs: Sequence[KeySpec], count: int, compute: float = 0.0, closes: bo
         for number in range(count):
             yield computed(worker, compute + job.rng.random() * job.plan.jitter)
             job.mark(f"begin {number}")
-            yield called(worker, Kind.PUSHPULL, keys)
+            yield called(worker, RecordKind.PUSHPULL, keys)
             job.mark(f"end {number}", worker.time)
         if closes:
             job.mark("closes")
@@ -136,7 +138,10 @@ def training(
             for at in reversed(range(n)):
                 yield computed(worker, backward * sizes[at] / whole)
                 worker.submit(
-                    Kind.PUSHPULL, [specs[at].key], partial(_arrived, at, there, waits), -at if apart else 0
+                    RecordKind.PUSHPULL,
+                    [specs[at].key],
+                    partial(_arrived, at, there, waits),
+                    -at if apart else 0,
                 )
             for at in range(n):
                 if at not in there:
@@ -151,7 +156,9 @@ def _await(at: int, waits: list[tuple[int, Callable[[], None]]], go_on: Callable
     waits.append((at, go_on))
 
 
-def _arrived(at: int, there: set[int], waits: list[tuple[int, Callable[[], None]]], done: e.Done) -> None:
+def _arrived(
+    at: int, there: set[int], waits: list[tuple[int, Callable[[], None]]], done: e.OperationDone
+) -> None:
     there.add(at)
     for one in [one for one in waits if one[0] == at]:
         waits.remove(one)

@@ -12,12 +12,12 @@ from bench.scale.processes import Process
 from bench.scale.wire import data_bytes, values_of
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
-from kvstore.stores.parameter_server.protocol.messages import Kind, PayloadLocation, Record
+from kvstore.stores.parameter_server.protocol.messages import PayloadLocation, Record, RecordKind
 from kvstore.stores.parameter_server.scheduler.key_table import itemsize
 from kvstore.stores.parameter_server.server.machine import ServerMachine, ServerOptions
 
-_PUSHES = (Kind.PUSH, Kind.PUSHPULL)
-_VALUE, _FRAME, _NONE = Kind.VALUE, PayloadLocation.FRAME, PayloadLocation.NONE
+_PUSHES = (RecordKind.PUSH, RecordKind.PUSHPULL)
+_VALUE, _FRAME, _NONE = RecordKind.VALUE, PayloadLocation.FRAME, PayloadLocation.NONE
 #: As native/replies.h has them.
 _REPLY_BYTES, _REPLY_RECORDS = 1 << 20, 4096
 
@@ -31,24 +31,24 @@ class ServerProcess(Process):
         self._sizes: dict[tuple[int, int], int] = {}  # bytes of each slice, by store
         self.requests = self.rounds = 0
         self.values_in = self.values_out = 0
-        hello = m.Hello("server", rank, rank + 1, self.name, job.name, m.PROTOCOL, self.name)
+        hello = m.HelloRequest("server", rank, rank + 1, self.name, job.name, m.PROTOCOL, self.name)
         self.machine = ServerMachine(hello, options)
 
     def start(self) -> None:
         """Register at the scheduler."""
-        self._take(e.Start())
+        self._take(e.StartEvent())
 
     def tick(self) -> None:
         """Pass a tick to the state machine."""
-        self._take(e.Tick())
+        self._take(e.TickEvent())
 
     def hear(self, message: Any, peer: Any = "scheduler") -> None:
         """Handle a control message."""
-        self._take(e.Received(peer, message))
+        self._take(e.MessageReceived(peer, message))
 
     def echo(self, message: Any) -> None:
         """Handle a reply of the scheduler's echo."""
-        self._take(e.Received(e.ECHO, message))
+        self._take(e.MessageReceived(e.ECHO, message))
 
     def receive(self, peer: tuple[str, int], batch: m.Batch) -> None:
         """Handle requests of a worker."""
@@ -60,7 +60,7 @@ class ServerProcess(Process):
         self.spend(costs.server_message + len(records) * costs.server_request)
         if not (records and records[0].coding):
             self.spend(carried * costs.server_push)
-        self._take(e.Received(peer, batch))
+        self._take(e.MessageReceived(peer, batch))
 
     def _take(self, event: e.Event) -> None:
         work = deque([event])
@@ -72,23 +72,23 @@ class ServerProcess(Process):
 
     def _carry_out(self, action: e.Action) -> e.Event | None:
         kind = type(action)
-        if kind is e.Reply:
+        if kind is e.SendReplies:
             self._reply(action)  # type: ignore[arg-type]
-        elif kind is e.Apply:
+        elif kind is e.ApplyRounds:
             return self._apply(action)  # type: ignore[arg-type]
         elif kind is e.WriteSlices:
             return e.JobsApplied(action.store, [(one.slice, None) for one in action.writes])  # type: ignore[union-attr]
-        elif kind is e.Send:
+        elif kind is e.SendMessage:
             self._send_control(action)  # type: ignore[arg-type]
         elif kind is e.DefineSlices:
             self._define(action)  # type: ignore[arg-type]
-        elif kind is m.Install:
+        elif kind is m.InstallRequest:
             return e.InstallDone(action.store, action.version)  # type: ignore[union-attr]
-        elif kind is e.End:
+        elif kind is e.JobEnded:
             self.die()
         return None
 
-    def _apply(self, action: e.Apply) -> e.JobsApplied:
+    def _apply(self, action: e.ApplyRounds) -> e.JobsApplied:
         """Sum the parts; the cost of plain parts was spent when they arrived."""
         for job in action.jobs:
             self.rounds += 1
@@ -103,7 +103,7 @@ class ServerProcess(Process):
             for one in entry.slices:
                 self._sizes[action.store, one.id] = (one.stop - one.start) * size
 
-    def _send_control(self, action: e.Send) -> None:
+    def _send_control(self, action: e.SendMessage) -> None:
         if action.peer == e.ECHO:
             self._job.ask_echo(self, action.message)
         elif action.peer == "scheduler":
@@ -113,7 +113,7 @@ class ServerProcess(Process):
 
     # ------------------------------------------------------------------------------------------- replies
 
-    def _reply(self, action: e.Reply) -> None:
+    def _reply(self, action: e.SendReplies) -> None:
         records = [self._answer(action.batch.store, *answer) for answer in action.answers]
         worker, costs = self._job.processes[action.peer[0]], self.costs
         for some in _portions(records):
@@ -124,7 +124,7 @@ class ServerProcess(Process):
             nbytes = data_bytes((one.nbytes for one in some if one.nbytes), len(some))
             self.send(worker, nbytes, worker.receive, self.machine.rank, batch)
 
-    def _answer(self, store: int, kind: Kind, request: Record, round_: int, detail: Any) -> Record:
+    def _answer(self, store: int, kind: RecordKind, request: Record, round_: int, detail: Any) -> Record:
         nbytes = self._sizes[store, request.slice] if kind == _VALUE else 0
         place = _FRAME if nbytes else _NONE
         return Record(kind, request.slice, request.sequence, round_, place=place, nbytes=nbytes)

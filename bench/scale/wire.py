@@ -57,5 +57,5 @@ class ControlCodec:
         """Return the bytes of a message, and whether it had to be encoded."""
         body, is_new = self._fan_out.encode(message)
         if is_new and self._fans_out:
-            self._fan_out.remember(message)
+            self._fan_out.remember_body(message)
         return HEAD + _FRAMING + len(body), is_new

@@ -12,14 +12,14 @@ from bench.scale.wire import batch_bytes, values_of
 from kvstore.kernels import cpu
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
-from kvstore.stores.parameter_server.protocol.messages import Failure, Kind, PayloadLocation, Record
+from kvstore.stores.parameter_server.protocol.messages import Failure, PayloadLocation, Record, RecordKind
 from kvstore.stores.parameter_server.scheduler.key_table import itemsize
 from kvstore.stores.parameter_server.worker.state_machine.machine import WorkerMachine
 from kvstore.stores.parameter_server.worker.state_machine.options import WorkerOptions
 
 _FRAME, _NONE = PayloadLocation.FRAME, PayloadLocation.NONE
-_PUSHES = (Kind.PUSH, Kind.PUSHPULL)
-_CARRY = (*_PUSHES, Kind.ASSIGN)
+_PUSHES = (RecordKind.PUSH, RecordKind.PUSHPULL)
+_CARRY = (*_PUSHES, RecordKind.ASSIGN)
 
 #: A wait that a program yields: a function of the callback that continues the program.
 Wait = Callable[[Callable[[], None]], None]
@@ -40,7 +40,7 @@ class WorkerProcess(Process):
     ) -> None:
         super().__init__(job.clock, host, f"worker{rank}", job.costs)
         self.job, self.rank, self.coding = job, rank, 0
-        hello = m.Hello(
+        hello = m.HelloRequest(
             "worker", rank, rank + 1, self.name, job.name, m.PROTOCOL,
             group="default", ordinal=0, options=options,
         )  # fmt: skip
@@ -49,26 +49,26 @@ class WorkerProcess(Process):
         self.failure: Failure | None = None
         self.over = False
         self.requests = self.values_out = self.values_in = 0
-        self._waiting: dict[Hashable, Callable[[e.Done], None]] = {}
+        self._waiting: dict[Hashable, Callable[[e.OperationDone], None]] = {}
         self._names = 0
         self._program = program(self)
         self._sizes: dict[m.Key, list[tuple[m.Slice, int]]] = {}
 
     def start(self) -> None:
         """Register at the scheduler."""
-        self._take(e.Start())
+        self._take(e.StartEvent())
 
     def tick(self) -> None:
         """Pass a tick to the state machine."""
-        self._take(e.Tick())
+        self._take(e.TickEvent())
 
     def hear(self, message: Any, peer: Any = "scheduler") -> None:
         """Handle a control message of the scheduler, or of a server."""
-        self._take(e.Received(peer, message))
+        self._take(e.MessageReceived(peer, message))
 
     def echo(self, message: Any) -> None:
         """Handle a reply of the scheduler's echo."""
-        self._take(e.Received(e.ECHO, message))
+        self._take(e.MessageReceived(e.ECHO, message))
 
     def receive(self, server: int, batch: m.Batch) -> None:
         """Handle replies."""
@@ -77,25 +77,29 @@ class WorkerProcess(Process):
         carried = values_of(batch.records)
         self.values_in += carried
         self.spend(costs.worker_message + carried * costs.worker_pull)
-        self._take(e.Received(server, batch))
+        self._take(e.MessageReceived(server, batch))
 
     # ------------------------------------------------------------------------------------------- program
 
-    def ask(self, message: Any, then: Callable[[e.Done], None]) -> None:
+    def ask(self, message: Any, then: Callable[[e.OperationDone], None]) -> None:
         """Send a request to the scheduler."""
         self._take(e.SchedulerRequest(self._name(then), message))
 
     def submit(
-        self, kind: Kind, keys: Sequence[m.Key], then: Callable[[e.Done], None], priority: int = 0
+        self,
+        kind: RecordKind,
+        keys: Sequence[m.Key],
+        then: Callable[[e.OperationDone], None],
+        priority: int = 0,
     ) -> None:
         """Send requests for all slices of these keys to the servers."""
         parts = [self._part(kind, one, size) for key in keys for one, size in self.slices(key)]
         self.spend(self.costs.worker_call)
         if self.coding and kind in _PUSHES:
             self.spend(sum(size for key in keys for _, size in self.slices(key)) * self.costs.worker_pack)
-        self._take(e.Submit(self._name(then), parts, priority))
+        self._take(e.SubmitRequests(self._name(then), parts, priority))
 
-    def _part(self, kind: Kind, one: m.Slice, size: int) -> e.SliceRequest:
+    def _part(self, kind: RecordKind, one: m.Slice, size: int) -> e.SliceRequest:
         nbytes = size if kind in _CARRY else 0
         coding = self.coding if kind in _PUSHES else 0
         if coding:
@@ -112,7 +116,7 @@ class WorkerProcess(Process):
             found = self._sizes[key] = [(one, (one.stop - one.start) * size) for one in entry.slices]
         return found
 
-    def _name(self, then: Callable[[e.Done], None]) -> int:
+    def _name(self, then: Callable[[e.OperationDone], None]) -> int:
         self._names += 1
         self._waiting[self._names] = then
         return self._names
@@ -143,16 +147,16 @@ class WorkerProcess(Process):
     def _take(self, event: e.Event) -> None:
         for action in self.machine.step(event, max(self.clock.now, self.time)):
             kind = type(action)
-            if kind is e.Send:
+            if kind is e.SendMessage:
                 self._send_message(action.peer, action.message)  # type: ignore[union-attr]
-            elif kind is e.Done:
+            elif kind is e.OperationDone:
                 self._done(action)  # type: ignore[arg-type]
-            elif kind is m.Welcome:
+            elif kind is m.WelcomeNotice:
                 self.go_on()
-            elif kind is e.Failed:
+            elif kind is e.ProcessFailed:
                 self.fail(action.failure)  # type: ignore[union-attr]
 
-    def _done(self, action: e.Done) -> None:
+    def _done(self, action: e.OperationDone) -> None:
         then = self._waiting.pop(action.op, None)
         if action.error is not None:
             self.fail(action.error)

@@ -15,7 +15,7 @@ import click
 from kvstore.errors import KVStoreError
 from kvstore.settings.definitions import DEFAULTS
 from kvstore.settings.descriptors import occupy_standard
-from kvstore.stores.parameter_server.transport.process_limits import shortage
+from kvstore.stores.parameter_server.transport.process_limits import resource_shortage
 
 from .foreign_options import HintingCommand
 
@@ -40,7 +40,7 @@ class _Commands(click.Group):
         except KVStoreError as error:
             raise click.ClickException(" ".join(str(error).split())) from error
         except (MemoryError, ImportError, RuntimeError) as error:
-            if (missing := shortage(error)) is None:
+            if (missing := resource_shortage(error)) is None:
                 raise
             raise click.ClickException(f"this process has {missing}") from error
         except OSError as error:

@@ -61,7 +61,9 @@ def scheduler(environment: Mapping[str, str], report: Callable[[str], None], lau
         """Report the address for other processes, which can differ from that of the socket."""
         report(found.bound(addresses.split(address)[1]).scheduler)
 
-    role_process.scheduler(found, ps_config(environment), bound, _report_if_deserted if launched else None)
+    role_process.serve_scheduler(
+        found, ps_config(environment), bound, _report_if_deserted if launched else None
+    )
 
 
 def _report_if_deserted(deserted: Callable[[], bool]) -> None:
@@ -79,7 +81,7 @@ def server(environment: Mapping[str, str], imports: Sequence[str]) -> None:
         _import(name)
     from kvstore.stores.parameter_server import role_process
 
-    role_process.server(found, ps_config(environment))
+    role_process.serve_server(found, ps_config(environment))
 
 
 def _import(name: str) -> None:

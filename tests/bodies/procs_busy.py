@@ -37,9 +37,9 @@ def _name(message: Any) -> str:
 
 
 def scheduler() -> None:
-    from kvstore.stores.parameter_server.scheduler.machine import Scheduler
+    from kvstore.stores.parameter_server.scheduler.machine import SchedulerMachine
 
-    holds(Scheduler)
+    holds(SchedulerMachine)
     servers.scheduler()
 
 

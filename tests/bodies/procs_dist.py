@@ -30,7 +30,7 @@ from kvstore.store import divides, start_pushpull
 from kvstore.stores.hierarchy.backend import HierarchyBackend
 from kvstore.stores.parameter_server.server.loop import ServerLoop
 from kvstore.stores.parameter_server.transport import stream_client
-from kvstore.stores.parameter_server.transport.channel import Dealer
+from kvstore.stores.parameter_server.transport.channel import DealerChannel
 from kvstore.stores.parameter_server.worker.quick_calls import QuickCall
 
 F = np.float32
@@ -358,14 +358,14 @@ def refused_by_a_server() -> None:
     """A request with numbers that are none fails at once; earlier and later requests do not."""
     with create() as store:
         store.init(["w", "x"], [np.ones(3, F)] * 2)
-        cut = store._backend._slices._cut
+        cut = store._backend._slices._cut_payload
 
         def wrong(key: Any, *arguments: Any) -> Any:
             for one in cut(key, *arguments):
                 bad = one.record._replace(threshold=float("nan"))
                 yield one._replace(record=bad) if key.key == "w" else one
 
-        store._backend._slices._cut = wrong
+        store._backend._slices._cut_payload = wrong
         start = time.monotonic()
         with pytest.raises(kv.ProtocolError, match="was not carried out"):
             store.pushpull(["w", "x"], [[np.full(3, 2, F), np.full(3, 3, F)], np.full(3, 7, F)])
@@ -782,8 +782,8 @@ def equal_rows_beside_a_push() -> None:
 def by_encrypted_streams(altered: bool) -> tuple[str, str]:
     """Sums are those of `local`, over streams with ciphers; where these are altered, over ZeroMQ."""
     if altered:
-        connect = stream_client._connect
-        stream_client._connect = lambda address: connect(Altering(address).address)
+        connect = stream_client._begin_connect
+        stream_client._begin_connect = lambda address: connect(Altering(address).address)
     sent = _count_sent()
     store, digest = opened(same_host_shm=False), Digest()
     streams = list(store._backend._client.driver._sockets._streams.values())
@@ -837,13 +837,13 @@ def _until_open(store: Any, streams: list[Any]) -> None:
 
 def _count_sent() -> list[int]:
     """Count the bytes of all messages that are sent over ZeroMQ."""
-    usual, sent = Dealer.send, [0]
+    usual, sent = DealerChannel.send, [0]
 
     def send(self: Any, frames: Any) -> None:
         sent.append(sum(memoryview(frame).nbytes for frame in frames))
         usual(self, frames)
 
-    Dealer.send = send  # type: ignore[method-assign]
+    DealerChannel.send = send  # type: ignore[method-assign]
     return sent
 
 
@@ -892,7 +892,7 @@ def observed_server() -> dict[str, Any]:
     loop.counters.take_times()
     loop.run()
     recorded = recorded_events.recorded()
-    return {"counters": loop.counters.read(), "events": recorded, "names": list(loop.names().items())}
+    return {"counters": loop.counters.read(), "events": recorded, "names": list(loop.slice_names().items())}
 
 
 def counted(size: int, timed: bool = False, packed: bool = False) -> dict[str, Any]:

@@ -60,13 +60,13 @@ def choose_slices() -> None:
 
 def tell_start() -> None:
     """Say that this worker starts, and when the scheduler knows it: from then on its death is noticed."""
-    met = WorkerProcess.met
+    met = WorkerProcess.start_heartbeats
 
     def known(process: WorkerProcess, message: Any) -> None:
         met(process, message)
         tell("known")
 
-    WorkerProcess.met = known  # type: ignore[method-assign]
+    WorkerProcess.start_heartbeats = known  # type: ignore[method-assign]
     tell("starts")
 
 
@@ -1193,10 +1193,10 @@ def reads_of_a_dead_server() -> float:
     from kvstore.errors import ProtocolError
     from kvstore.stores.parameter_server.transport.shared_buffers import PeerBuffers
 
-    segment = PeerBuffers.segment
+    segment = PeerBuffers.view_segment
 
     def gone(self: PeerBuffers, number: int) -> Any:
-        PeerBuffers.segment = segment  # type: ignore[method-assign]
+        PeerBuffers.view_segment = segment  # type: ignore[method-assign]
         tell("reads")
         hear()
         raise ProtocolError("the server is gone")
@@ -1204,9 +1204,9 @@ def reads_of_a_dead_server() -> float:
     with kv.create("dist_sync") as store:
         out = np.zeros(20_000, F)
         store.init("w", out)
-        PeerBuffers.segment = gone  # type: ignore[method-assign]
+        PeerBuffers.view_segment = gone  # type: ignore[method-assign]
         store.pushpull("w", np.full_like(out, store.rank + 1), out=out)
-        PeerBuffers.segment = segment  # type: ignore[method-assign]
+        PeerBuffers.view_segment = segment  # type: ignore[method-assign]
         assert (out == out[0]).all()
         store.barrier()
         again = np.empty_like(out)

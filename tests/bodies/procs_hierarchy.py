@@ -366,7 +366,7 @@ def leaves_while_it_carries() -> list[float]:
         client._machine.step = interrupted
         with contextlib.suppress(KeyboardInterrupt):
             client.num_lost(60)
-        while not client.failed:  # else the carrier's thread was there first
+        while not client.has_failed:  # else the carrier's thread was there first
             time.sleep(0.001)
         with pytest.raises(kv.KVStoreError, match="was interrupted while it counted its requests"):
             store.push("w", np.ones(5, F))

@@ -16,7 +16,7 @@ from tested_store import create
 import kvstore as kv
 from kvstore.stores.hierarchy.backend import HierarchyBackend
 from kvstore.stores.hierarchy.carrier import HostCarrier
-from kvstore.stores.parameter_server.worker.client import Client
+from kvstore.stores.parameter_server.worker.client import WorkerClient
 from kvstore.stores.parameter_server.worker.driver import MachineDriver
 from kvstore.stores.shared.native import _shared as shm
 
@@ -67,7 +67,7 @@ def quickly(rounds: int) -> dict[str, int]:
             counting(usual, HierarchyBackend, "_start_push"),
             counting(usual, HierarchyBackend, "_start_pull"),
             counting(usual, HierarchyBackend, "_start_pushpull"),
-            counting(usual, Client, "submit"),
+            counting(usual, WorkerClient, "submit"),
         ):
             one_by_one(store, rounds)
         store.barrier()

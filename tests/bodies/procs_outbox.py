@@ -55,7 +55,7 @@ def reads(handle: str, places: list[list[int]]) -> list[int]:
     """Read the first byte of blocks, after the test has spoken."""
     inbox = PeerBuffers.open(handle)
     assert inbox is not None
-    views = [inbox.view(*place) for place in places]
+    views = [inbox.view_block(*place) for place in places]
     tell("reading")
     hear()
     return [int(view[0]) if (view == view[0]).all() else -1 for view in views]
@@ -90,12 +90,12 @@ def writes_on(nbytes: int, rounds: int) -> int:
     tell(values.handle())
     tell(json.dumps([*place, nbytes]))
     for number in range(rounds):
-        with values.writing([place]):
+        with values.mark_writing([place]):
             block.array[:] = number % 251
         time.sleep(0 if number % 3 else 0.0002)
     tell("done")
     hear()
-    return values.seqlock(*place)
+    return values.read_seqlock(*place)
 
 
 def copies_on(handle: str, place: list[int], seconds: float, most: float) -> dict[str, int]:
@@ -111,7 +111,7 @@ def copies_on(handle: str, place: list[int], seconds: float, most: float) -> dic
     tell("copying")
     while time.monotonic() < start + (seconds if good and torn else most):
         seqlock = seqlock_of(inbox, place)
-        if inbox.copy(*place, seqlock, out):
+        if inbox.copy_block(*place, seqlock, out):
             assert (out == out[0]).all()
             good += 1
         else:
@@ -121,7 +121,7 @@ def copies_on(handle: str, place: list[int], seconds: float, most: float) -> dic
 
 def seqlock_of(inbox: PeerBuffers, place: list[int]) -> int:
     """The seqlock as a reply would contain it."""
-    segment = inbox.view(place[0], 0, 8 * (place[1] // 4096 + 1))
+    segment = inbox.view_block(place[0], 0, 8 * (place[1] // 4096 + 1))
     return int(segment.view(np.uint64)[place[1] // 4096])
 
 

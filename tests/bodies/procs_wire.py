@@ -13,10 +13,15 @@ from typing import Any
 
 from kvstore.errors import KVStoreError
 from kvstore.settings.keys import Keys
-from kvstore.stores.parameter_server.protocol.messages import PROTOCOL, Barrier, Hello, ReliableMessage
+from kvstore.stores.parameter_server.protocol.messages import (
+    PROTOCOL,
+    BarrierRequest,
+    HelloRequest,
+    ReliableMessage,
+)
 from kvstore.stores.parameter_server.transport import frames
-from kvstore.stores.parameter_server.transport.channel import Dealer
-from kvstore.stores.parameter_server.transport.context import Context
+from kvstore.stores.parameter_server.transport.channel import DealerChannel
+from kvstore.stores.parameter_server.transport.context import ZmqContext
 from kvstore.stores.parameter_server.transport.frames import MessageCodec
 from kvstore.stores.parameter_server.transport.heartbeat_echoes import HeartbeatResponder
 
@@ -28,7 +33,7 @@ def say(*words: object) -> None:
 
 def dealer(address: str, identity: str) -> None:
     """Send one message, and wait to be killed."""
-    connected = Dealer(Context(), address, identity.encode())
+    connected = DealerChannel(ZmqContext(), address, identity.encode())
     connected.send([b"hello", bytes(1 << 20)])
     say("sent")
     time.sleep(60)
@@ -39,10 +44,10 @@ def speaker(address: str, job: str, newer: str) -> None:
     if newer == "newer":
         frames.PROTOCOL = PROTOCOL + 1
     codec = MessageCodec(job)
-    with_keys = Context()
-    connected = Dealer(with_keys, address, b"speaker")
-    hello = Hello("worker", 0, 1, "process", job, frames.PROTOCOL)
-    connected.send(codec.encode(ReliableMessage(2, 0, Barrier(1, 0, 1))))
+    with_keys = ZmqContext()
+    connected = DealerChannel(with_keys, address, b"speaker")
+    hello = HelloRequest("worker", 0, 1, "process", job, frames.PROTOCOL)
+    connected.send(codec.encode(ReliableMessage(2, 0, BarrierRequest(1, 0, 1))))
     connected.send(codec.encode(ReliableMessage(1, 0, hello)))
     answer = connected.receive(20)
     say(codec.decode(answer) if answer else "no answer")
@@ -51,10 +56,10 @@ def speaker(address: str, job: str, newer: str) -> None:
 def client(address: str, keys: str, identity: str) -> None:
     """Say how a handshake with these keys ended."""
     own = Keys.from_json(Path(keys).read_bytes()) if keys else None
-    context = Context(own)
+    context = ZmqContext(own)
     start = time.monotonic()
     try:
-        connected = Dealer(context, address, identity.encode())
+        connected = DealerChannel(context, address, identity.encode())
         connected.send([b"hello"])
         connected.receive(20)
         say("answered")
@@ -116,15 +121,15 @@ def attempt(what: Callable[[], object]) -> None:
 
 def forked_context(address: str) -> None:
     """Use the parent's connections in a fork."""
-    context = Context()
-    connected = Dealer(context, address, b"parent")
+    context = ZmqContext()
+    connected = DealerChannel(context, address, b"parent")
     connected.send([b"before"])
     connected.receive(20)
     child = os.fork()
     if child == 0:
         attempt(lambda: connected.send([b"child"]))
         attempt(connected.receive)
-        attempt(lambda: Dealer(context, address, b"x"))
+        attempt(lambda: DealerChannel(context, address, b"x"))
         connected.close()
         context.close()
         sys.exit(0)
@@ -137,8 +142,8 @@ def forked_context(address: str) -> None:
 
 def leaves(address: str) -> None:
     """End without closing anything, with messages that no process will receive."""
-    context = Context()
-    connected = Dealer(context, address, b"leaves")
+    context = ZmqContext()
+    connected = DealerChannel(context, address, b"leaves")
     for _ in range(100):
         connected.send([bytes(1 << 20)])
     say("leaves")

@@ -16,8 +16,8 @@ import kvstore as kv
 from kvstore.settings.options import StoreConfig
 from kvstore.stores.collectives.nccl import rendezvous
 from kvstore.stores.collectives.nccl.rendezvous import JobPlacement, NcclRendezvous, find
-from kvstore.stores.parameter_server.transport.channel import Dealer
-from kvstore.stores.parameter_server.transport.context import Context
+from kvstore.stores.parameter_server.transport.channel import DealerChannel
+from kvstore.stores.parameter_server.transport.context import ZmqContext
 
 ENGINE = next(engine for engine in launchers.ENGINES if engine.title == "fake-nccl")
 needs_engine = pytest.mark.skipif(bool(ENGINE.missing), reason=ENGINE.missing)
@@ -222,8 +222,8 @@ def test_strangers_at_the_address_are_not_heard(
     heard = []
 
     def shout() -> None:
-        context = Context(job=str(tmp_path) if knows_the_job else "another")
-        dealer = Dealer(context, address, b"stranger", "worker", 0)
+        context = ZmqContext(job=str(tmp_path) if knows_the_job else "another")
+        dealer = DealerChannel(context, address, b"stranger", "worker", 0)
         try:
             for text in noise:
                 dealer.send([text])

@@ -34,8 +34,13 @@ class HeldUpJob(ServedJob):
 @pytest.mark.parametrize(
     ("role", "at"),
     nightly_unless(
-        lambda role, at: at in ("Hello", "Batch"),
-        [("scheduler", "Hello"), ("scheduler", "CreateKeys"), ("server", "Attach"), ("server", "Batch")],
+        lambda role, at: at in ("HelloRequest", "Batch"),
+        [
+            ("scheduler", "HelloRequest"),
+            ("scheduler", "CreateKeysRequest"),
+            ("server", "AttachRequest"),
+            ("server", "Batch"),
+        ],
     ),
 )
 def test_a_busy_process_is_not_lost(nursery: jobs.Nursery, tmp_path: Path, role: str, at: str) -> None:

@@ -85,7 +85,7 @@ def checkpoint(folder: Path) -> tuple[Path, Read]:
 def job_of_snapshots(folder: Path) -> tuple[Path, Read]:
     storage = ServerStorage(0, PsConfig(snapshot=str(folder)))
     storage.begin_snapshots("a job")
-    return folder / "server-0" / "job", lambda path: storage.restore("a job")
+    return folder / "server-0" / "job", lambda path: storage.restore_stores("a job")
 
 
 def keys(folder: Path) -> tuple[Path, Read]:

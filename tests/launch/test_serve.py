@@ -66,7 +66,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, role: str) -> Loop:
     loop = Loop()
-    monkeypatch.setattr(role_process, role, loop.run)
+    monkeypatch.setattr(role_process, f"serve_{role}", loop.run)
     return loop
 
 

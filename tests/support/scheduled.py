@@ -6,7 +6,7 @@ from typing import Any
 
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
-from kvstore.stores.parameter_server.scheduler.machine import Scheduler, SchedulerOptions
+from kvstore.stores.parameter_server.scheduler.machine import SchedulerMachine, SchedulerOptions
 
 SPEC = m.KeySpec("w", (8,), "float32")
 
@@ -15,7 +15,7 @@ class Job:
     """A scheduler and the messages that it has sent, with their receivers."""
 
     def __init__(self, workers: int = 2, servers: int = 1, **options: Any) -> None:
-        self.machine = Scheduler(SchedulerOptions("job", workers, servers, **options))
+        self.machine = SchedulerMachine(SchedulerOptions("job", workers, servers, **options))
         self.now = 0.0
         self.sent: dict[Any, list[Any]] = {}
         self.numbers: dict[Any, int] = {}
@@ -27,18 +27,20 @@ class Job:
     def step(self, event: e.Event) -> None:
         self.actions = self.machine.step(event, self.now)
         for action in self.actions:
-            if isinstance(action, e.Send):
+            if isinstance(action, e.SendMessage):
                 assert isinstance(action.message, m.ReliableMessage)
                 if action.message.body is not None:
                     self.sent.setdefault(action.peer, []).append(action.message.body)
 
     def say(self, peer: Any, body: Any) -> None:
         number = self.numbers[peer] = self.numbers.get(peer, 0) + 1
-        self.step(e.Received(peer, m.ReliableMessage(number, 0, body)))
+        self.step(e.MessageReceived(peer, m.ReliableMessage(number, 0, body)))
 
     def server(self, rank: int, incarnation: int = 1, **more: Any) -> None:
         name = f"s{rank}.{incarnation}"
-        self.say(name, m.Hello("server", rank, incarnation, name, "job", m.PROTOCOL, "tcp://x", **more))
+        self.say(
+            name, m.HelloRequest("server", rank, incarnation, name, "job", m.PROTOCOL, "tcp://x", **more)
+        )
 
     def worker(self, rank: int, peer: str | None = None, incarnation: int = 1, **more: Any) -> str:
         peer = peer or f"w{rank}"
@@ -50,7 +52,7 @@ class Job:
             "options": {"mode": "sync"},
             **more,
         }
-        self.say(peer, m.Hello("worker", rank, incarnation, **values))
+        self.say(peer, m.HelloRequest("worker", rank, incarnation, **values))
         return peer
 
     def start(self, **options: Any) -> list[str]:
@@ -64,5 +66,5 @@ class Job:
         for _ in range(int(seconds / 0.5)):
             self.now += 0.5
             for name in alive:
-                self.step(e.Heard(name))
-            self.step(e.Tick())
+                self.step(e.HeartbeatReceived(name))
+            self.step(e.TickEvent())

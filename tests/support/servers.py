@@ -126,7 +126,7 @@ def scheduler() -> None:
 
     found = roles.find()
     assert found is not None
-    role_process.scheduler(found, report=lambda address: jobs.tell(f"at {address}"))
+    role_process.serve_scheduler(found, report=lambda address: jobs.tell(f"at {address}"))
 
 
 def server() -> None:
@@ -138,7 +138,7 @@ def server() -> None:
 
     found = roles.find()
     assert found is not None
-    role_process.server(found)
+    role_process.serve_server(found)
 
 
 @contextlib.contextmanager

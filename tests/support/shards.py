@@ -78,14 +78,16 @@ class StoreShards:
         entry = entry_of(key, value, cuts, len(self.shards), len(self.entries), self._ids)
         self.entries[key] = entry
         for shard in self.shards:
-            shard.define([entry])
+            shard.define_slices([entry])
         self.write(key, value, first=True)
 
     def write(self, key: int | str, value: Value, first: bool = False) -> None:
         entry = self.entries[key]
         for piece in entry.slices:
             payload = payload_of(value, piece, entry.spec.sparse)
-            assert self.shards[piece.server].write([SliceValueWrite(piece.id, payload, first)]) == [None]
+            assert self.shards[piece.server].write_values([SliceValueWrite(piece.id, payload, first)]) == [
+                None
+            ]
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         self.install(OPTIMIZER, json.dumps(optimizer.describe()))
@@ -116,7 +118,7 @@ class StoreShards:
     def _tell(self, told: Iterable[Change]) -> None:
         for place in {one.place for one in told}:
             for shard in self.shards:
-                shard.install(place + 1, self.log.settings_at(place))
+                shard.install_settings(place + 1, self.log.settings_at(place))
 
     def stamp(self, time: int) -> int:
         """Return the stamp of a time since the update counts were set."""
@@ -144,9 +146,9 @@ class StoreShards:
     def apply(self, jobs: list[list[SliceUpdate]]) -> list[Exception | None]:
         results: list[Exception | None] = []
         for shard, its in zip(self.shards, jobs, strict=True):
-            ready = shard.rounds.gather(its)
+            ready = shard.rounds.applicable_jobs(its)
             assert len(ready) == len(its)
-            results += shard.rounds.apply(ready)
+            results += shard.rounds.apply_jobs(ready)
         return results
 
     def pull(self, key: int | str) -> Array:
@@ -154,9 +156,11 @@ class StoreShards:
         spec, pieces = self.entries[key].spec, self.entries[key].slices
         if spec.sparse:
             every = (np.arange(piece.start, piece.stop, dtype=np.int64) for piece in pieces)
-            found = [self.shards[p.server].rows(p.id, ids)[1] for p, ids in zip(pieces, every, strict=True)]
+            found = [
+                self.shards[p.server].read_rows(p.id, ids)[1] for p, ids in zip(pieces, every, strict=True)
+            ]
         else:
-            found = [self.shards[piece.server].read(piece.id) for piece in pieces]
+            found = [self.shards[piece.server].read_value(piece.id) for piece in pieces]
         return np.concatenate(found).reshape(spec.shape)
 
     def states(self) -> dict[int, bytes]:

@@ -36,9 +36,9 @@ from histories.simulated import SimulatedCalls
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.scheduler.journaled_scheduler import RecordedScheduler
-from kvstore.stores.parameter_server.scheduler.machine import Scheduler, SchedulerOptions
+from kvstore.stores.parameter_server.scheduler.machine import SchedulerMachine, SchedulerOptions
 from kvstore.stores.parameter_server.server.machine import ServerMachine, ServerOptions
-from kvstore.stores.parameter_server.worker.consistent_rounds import PushCalls, behind
+from kvstore.stores.parameter_server.worker.consistent_rounds import PushCalls, slices_behind
 from kvstore.stores.parameter_server.worker.state_machine.machine import WorkerMachine
 from kvstore.stores.parameter_server.worker.state_machine.options import WorkerOptions
 from kvstore.stores.parameter_server.worker.state_machine.server_links import failure_of
@@ -250,7 +250,7 @@ class SchedulerHost(Host):
         self.start()
 
     @property
-    def machine(self) -> Scheduler:
+    def machine(self) -> SchedulerMachine:
         """The current state machine."""
         return self.recorded.machine
 
@@ -258,14 +258,14 @@ class SchedulerHost(Host):
         """Begin, or continue from the journal."""
         self.alive = True
         self.recorded = RecordedScheduler(self.options, lambda: self.now)
-        self.recorded.read(self.records)
+        self.recorded.restore_records(self.records)
         if self.job.plan.faults.return_scheduler:
-            self.recorded.step(e.Resumed(self.machine.term + 1))
+            self.recorded.step(e.SchedulerRestarted(self.machine.term + 1))
             self.recorded.next_record()
             self.records = [self.recorded.state_record(("", ""))]
 
     def tick(self) -> None:
-        self.take(e.Tick())
+        self.take(e.TickEvent())
 
     def take(self, event: e.Event) -> None:
         """Step, and send the resulting messages."""
@@ -277,18 +277,20 @@ class SchedulerHost(Host):
                 return
         absence = 40.0 if self.job.plan.faults.return_scheduler else 0.0
         for action in actions:
-            if isinstance(action, e.Send):
+            if isinstance(action, e.SendMessage):
                 host, store = msgspec.msgpack.decode(action.peer)
                 message = action.message
-                if type(message) is m.ReliableMessage and type(message.body) is m.Met:
-                    message = msgspec.structs.replace(message, body=m.Met(echo=e.ECHO, absence=absence))
+                if type(message) is m.ReliableMessage and type(message.body) is m.HelloReply:
+                    message = msgspec.structs.replace(
+                        message, body=m.HelloReply(echo=e.ECHO, absence=absence)
+                    )
                 self.job.send(self.name, host, ("scheduler", store), message)
-            elif isinstance(action, e.End):
+            elif isinstance(action, e.JobEnded):
                 self.alive = False
 
     def receive(self, where: Any, message: Any) -> None:
         """Take a message from the socket of a process."""
-        self.take(e.Received(msgspec.msgpack.encode(where), message))
+        self.take(e.MessageReceived(msgspec.msgpack.encode(where), message))
 
 
 class ServerHost(Host):
@@ -304,25 +306,25 @@ class ServerHost(Host):
         self.wants_snapshot = False
         self.saves = -1  # dies just after so many snapshots, while replies for pushes in the last one travel
         self.members: dict[int, dict[int, int]] = {}  # before the step
-        hello = m.Hello(
+        hello = m.HelloRequest(
             "server", rank, incarnation, self.name, JOB, m.PROTOCOL, self.name, restarted=incarnation > 1
         )
         start = 10 * DEAD if job.plan.faults.return_scheduler else 0.0
         options = ServerOptions(LETTER, DEAD, 1, job.plan.faults.return_server, start)
         self.machine = ServerMachine(hello, options, snapshot[1] if snapshot else None)
-        self.take(e.Start())
+        self.take(e.StartEvent())
 
     def tick(self) -> None:
-        self.take(e.Tick())
+        self.take(e.TickEvent())
         saves = self.alive and self.job.plan.faults.return_server
         if saves and (self.wants_snapshot or self.saves > 0 or self.job.rng.random() < 0.1):
             self.save()
 
     def save(self) -> None:
         """Write a snapshot, if nothing is being done."""
-        if self.busy or not self.machine.quiet() or self.job.points.fires(self.name, "save", 0.3):
+        if self.busy or not self.machine.is_quiet() or self.job.points.fires(self.name, "save", 0.3):
             return
-        state = msgspec.json.decode(msgspec.json.encode(self.machine.snapshot()))
+        state = msgspec.json.decode(msgspec.json.encode(self.machine.snapshot_state()))
         self.job.snapshots[self.machine.rank] = (dict(self.values), state)
         self.job.saved[self.machine.rank] = self.job.now
         self.wants_snapshot = False
@@ -334,23 +336,23 @@ class ServerHost(Host):
     def receive(self, where: Any, message: Any) -> None:
         """Take a message from the scheduler, or from a worker's data socket."""
         if where[0] == e.ECHO:
-            self.take(e.Received(e.ECHO, message))
+            self.take(e.MessageReceived(e.ECHO, message))
             return
         if self.job.plan.faults.kill_worker:
             self.members = {
                 number: store.members.incarnations for number, store in self.machine._stores.items()
             }
-        self.take(e.Received("scheduler" if where[0] == "scheduler" else where, message))
+        self.take(e.MessageReceived("scheduler" if where[0] == "scheduler" else where, message))
 
     def take(self, event: e.Event) -> None:
         """Step, and carry out the resulting actions."""
         for action in self.machine.step(event, self.now):
             kind = type(action)
-            if kind is e.Send:
+            if kind is e.SendMessage:
                 self._send(action)
-            elif kind is e.Reply:
+            elif kind is e.SendReplies:
                 self._reply(action)
-            elif kind is e.Apply:
+            elif kind is e.ApplyRounds:
                 for job in action.jobs:
                     self._check_parts(action.store, job)
                     self.jobs[action.store, job.slice] = job
@@ -361,7 +363,7 @@ class ServerHost(Host):
                 self._abort(action.store, action.rank)
             elif kind is e.WriteSlices:
                 self._begin_writes(action)
-            elif kind is m.Install:
+            elif kind is m.InstallRequest:
                 self.take(e.InstallDone(action.store, action.version))
             elif kind is e.DefineSlices:
                 ours = [one.id for entry in action.keys for one in entry.slices]
@@ -370,10 +372,10 @@ class ServerHost(Host):
                 self._forget(action)
             elif kind is e.SaveSnapshot:
                 self.wants_snapshot = True
-            elif kind is e.End:
+            elif kind is e.JobEnded:
                 self.alive = False
 
-    def _send(self, action: e.Send) -> None:
+    def _send(self, action: e.SendMessage) -> None:
         if action.peer == "scheduler":
             self.job.send(self.name, "scheduler", (self.name, -1), action.message)
         elif action.peer == e.ECHO:
@@ -485,7 +487,7 @@ class ServerHost(Host):
         at = (store, write.slice)
         self.job.check(at in self.defined, f"{at} is written before it is defined")
         kind = write.record.kind
-        if kind == m.Kind.INIT:
+        if kind == m.RecordKind.INIT:
             self.job.check(at not in self.values, f"{at} is initialised twice")
         self.values[at] = Value(None, 0, ())
         return None
@@ -495,12 +497,12 @@ class ServerHost(Host):
             if action.slices is None or at[1] in action.slices:
                 self.job.gone[at] = self.values.pop(at)
 
-    def _reply(self, action: e.Reply) -> None:
+    def _reply(self, action: e.SendReplies) -> None:
         records: list[m.Record] = []
         frames: list[Any] = []
         for kind, request, round_, detail in action.answers:
             place, nbytes = m.PayloadLocation.NONE, 0
-            if kind == m.Kind.VALUE:
+            if kind == m.RecordKind.VALUE:
                 at = (action.batch.store, request.slice)
                 self.job.check(at not in self.busy, f"{at} is read while it is written")
                 at_once = self.job.plan.mode == "async"  # a worker then says when it has taken a value in
@@ -510,12 +512,16 @@ class ServerHost(Host):
                     value, round_ = self._past(value, request.round), request.round
                 frames.append(value)
                 self._check_told(action.batch, request)
-            elif kind == m.Kind.FAILED:
+            elif kind == m.RecordKind.FAILED:
                 self._note_told(action.batch, request, detail)
                 place = m.PayloadLocation.FRAME
                 frames.append(msgspec.msgpack.encode(detail))
                 nbytes = len(frames[-1])
-            pushed = kind == m.Kind.DONE and request.kind == m.Kind.PUSH and self.job.plan.mode == "sync"
+            pushed = (
+                kind == m.RecordKind.DONE
+                and request.kind == m.RecordKind.PUSH
+                and self.job.plan.mode == "sync"
+            )
             ahead = request.round - round_
             self.job.check(not pushed or ahead <= 2, f"push {request.round} did not wait at round {round_}")
             records.append(
@@ -530,7 +536,7 @@ class ServerHost(Host):
                 )
             )
         batch = action.batch._replace(records=records, frames=tuple(frames))
-        self._send(e.Send(action.peer, batch))
+        self._send(e.SendMessage(action.peer, batch))
 
     def _torn(self, at: tuple[int, int]) -> Value:
         """Return a slice as it is while it is written: with half of the change."""
@@ -564,7 +570,7 @@ class ServerHost(Host):
         """A worker that gets a value has been notified of all its failed rounds before."""
         at = (batch.incarnation, batch.store, request.slice)
         left = {round_ for round_ in self.job.untold.get(at, ()) if round_ <= request.round}
-        excused = self.job.restarted or request.kind == m.Kind.FETCH_STATE
+        excused = self.job.restarted or request.kind == m.RecordKind.FETCH_STATE
         self.job.check(excused or not left, f"rounds {left} of {at} have failed, and it reads a later one")
 
 
@@ -579,7 +585,7 @@ class Store:
         self.script = script
         self.step_ = 0
         self.busy: dict[Hashable, tuple[str, ...]] = {}  # keys of operations under way
-        self.calls: dict[Hashable, Callable[[e.Done], None]] = {}
+        self.calls: dict[Hashable, Callable[[e.OperationDone], None]] = {}
         self.parts: dict[Hashable, list[e.SliceRequest]] = {}
         self.sent: dict[int, list[Payload]] = {}  # pushes, by slice
         self.entries: dict[str, m.KeyEntry] = {}
@@ -599,7 +605,7 @@ class Store:
         self.connections: dict[int, int] = {}
         self.addresses: dict[int, str] = {}
         rank = host.asked
-        hello = m.Hello(
+        hello = m.HelloRequest(
             "worker",
             rank,
             host.incarnation,
@@ -628,32 +634,32 @@ class Store:
         actions = self.machine.step(event, self.host.now)
         for action in actions:
             kind = type(action)
-            if kind is e.Send:
+            if kind is e.SendMessage:
                 self._send(action)
             elif kind is e.SliceReceived:
                 self._got(action)
             elif kind is e.ReadsCopied:
                 self.take(action)
-            elif kind is e.Done:
+            elif kind is e.OperationDone:
                 self.busy.pop(action.op, None)
                 call, ends = self.recorded.get(action.op, (None, False))
                 if ends or action.error is not None:
                     self.job.recorded.returned(self, call, action.error, self.job.now)
                 self.calls.pop(action.op)(action)
-            elif kind is e.Connect:
+            elif kind is e.ConnectServer:
                 self.connections[action.server] = action.incarnation
                 self.addresses[action.server] = action.address
-            elif kind is m.Welcome:
+            elif kind is m.WelcomeNotice:
                 self.host.rank = action.rank
                 self.epoch = action.epoch
                 self.go()
-            elif kind is m.View:
+            elif kind is m.ViewNotice:
                 self.job.check(action.epoch > self.epoch, "an epoch went back")
                 self.epoch = action.epoch
                 self._check_begin(action)
             elif kind is e.RoundsShrunk:
                 self._check_shrunk(action)
-            elif kind is e.Failed:
+            elif kind is e.ProcessFailed:
                 if action.failure.role == "scheduler":
                     self.host.lose_scheduler(action.failure)
                 self.fail(action.failure)
@@ -661,17 +667,17 @@ class Store:
     def receive(self, where: Any, message: Any) -> None:
         """Take a message from the scheduler, or from a server if it is the one connected to."""
         if where[0] in ("scheduler", e.ECHO):
-            self.take(e.Received(where[0], message))
+            self.take(e.MessageReceived(where[0], message))
         elif self.connections.get(where[0]) == where[1]:
             if isinstance(message, m.Batch):
                 self._acknowledge(where[0], message)
-            self.take(e.Received(where[0], message))
-            if isinstance(message, m.Attached):
+            self.take(e.MessageReceived(where[0], message))
+            if isinstance(message, m.AttachReply):
                 who = (self.host.rank, self.host.incarnation, self.number)
                 bases = self.machine._servers[where[0]].requests.first_rounds
                 self.job.bases.update({(*who, slice_): base for slice_, base in bases.items()})
 
-    def _send(self, action: e.Send) -> None:
+    def _send(self, action: e.SendMessage) -> None:
         job = self.job
         if action.peer == "scheduler":
             job.send(self.host.name, "scheduler", (self.host.name, self.ordinal), action.message)
@@ -694,43 +700,49 @@ class Store:
             self.step_ += 1
             getattr(self, "_" + step[0])(*step[1:])
 
-    def _name(self, keys: tuple[str, ...], then: Callable[[e.Done], None]) -> int:
+    def _name(self, keys: tuple[str, ...], then: Callable[[e.OperationDone], None]) -> int:
         self.names += 1
         self.busy[self.names] = keys
         self.calls[self.names] = then
         return self.names
 
-    def _next(self, done: e.Done) -> None:
+    def _next(self, done: e.OperationDone) -> None:
         if done.error is not None:
             self.fail(done.error)
         else:
             self.go()
 
-    def ask(self, message: Any, then: Callable[[e.Done], None] | None = None) -> None:
+    def ask(self, message: Any, then: Callable[[e.OperationDone], None] | None = None) -> None:
         """Ask the scheduler."""
         self.take(e.SchedulerRequest(self._name(("*",), then or self._next), message))
 
-    def submit(self, kind: m.Kind, keys: tuple[str, ...], then: Callable[[e.Done], None]) -> None:
+    def submit(
+        self, kind: m.RecordKind, keys: tuple[str, ...], then: Callable[[e.OperationDone], None]
+    ) -> None:
         """Ask the servers, for all slices of these keys."""
         parts = [self._part(kind, one) for key in keys for one in self.entries[key].slices]
-        if kind in (m.Kind.PUSH, m.Kind.PUSHPULL):
+        if kind in (m.RecordKind.PUSH, m.RecordKind.PUSHPULL):
             self.made += 1
-            self.pushed.note({key: len(self.sent[self.entries[key].slices[0].id]) for key in keys})
-        verb = kind.name.lower() if kind in (m.Kind.PUSH, m.Kind.PUSHPULL, m.Kind.PULL) else ""
+            self.pushed.note_call({key: len(self.sent[self.entries[key].slices[0].id]) for key in keys})
+        verb = (
+            kind.name.lower() if kind in (m.RecordKind.PUSH, m.RecordKind.PUSHPULL, m.RecordKind.PULL) else ""
+        )
         self.send_parts(keys, parts, then, verb)
 
     def _step(self, keys: tuple[str, ...], verb: str) -> None:
         """Push in one call, and do nothing else until all servers have it."""
-        parts = [self._part(m.Kind[verb.upper()], one) for key in keys for one in self.entries[key].slices]
+        parts = [
+            self._part(m.RecordKind[verb.upper()], one) for key in keys for one in self.entries[key].slices
+        ]
         self.made += 1
-        self.pushed.note({key: len(self.sent[self.entries[key].slices[0].id]) for key in keys})
+        self.pushed.note_call({key: len(self.sent[self.entries[key].slices[0].id]) for key in keys})
         self.send_parts(("*",), parts, self._next, "step")
 
     def send_parts(
         self,
         keys: tuple[str, ...],
         parts: list[e.SliceRequest],
-        then: Callable[[e.Done], None],
+        then: Callable[[e.OperationDone], None],
         verb: str = "",
         of: Hashable = None,
     ) -> int:
@@ -745,7 +757,7 @@ class Store:
             self.recorded[name] = (name, True)
         elif of is not None:
             self.recorded[name] = (of, False)
-        self.take(e.Submit(name, parts, self.job.rng.randint(-1, 1)))
+        self.take(e.SubmitRequests(name, parts, self.job.rng.randint(-1, 1)))
         return name
 
     def _record(self, name: Hashable, verb: str, parts: list[e.SliceRequest]) -> None:
@@ -763,9 +775,9 @@ class Store:
             one.id: (key, at) for key, entry in self.entries.items() for at, one in enumerate(entry.slices)
         }
 
-    def _part(self, kind: m.Kind, one: m.Slice) -> e.SliceRequest:
-        if kind not in (m.Kind.PUSH, m.Kind.PUSHPULL):
-            carries = kind in (m.Kind.INIT, m.Kind.ASSIGN)
+    def _part(self, kind: m.RecordKind, one: m.Slice) -> e.SliceRequest:
+        if kind not in (m.RecordKind.PUSH, m.RecordKind.PUSHPULL):
+            carries = kind in (m.RecordKind.INIT, m.RecordKind.ASSIGN)
             place = m.PayloadLocation.FRAME if carries else m.PayloadLocation.NONE
             return e.SliceRequest(
                 one.server, m.Record(kind, one.id, 0, place=place, nbytes=int(carries)), "value"
@@ -782,31 +794,31 @@ class Store:
     def _init(self, keys: tuple[str, ...]) -> None:
         sizes = dict(self.job.plan.keys)
         specs = tuple(m.KeySpec(key, (1024 * sizes[key],), "float32") for key in keys)
-        self.ask(m.CreateKeys(0, 0, specs), self._placed)
+        self.ask(m.CreateKeysRequest(0, 0, specs), self._placed)
 
-    def _placed(self, done: e.Done) -> None:
+    def _placed(self, done: e.OperationDone) -> None:
         if done.error is not None or done.answer is None:
             self._next(done)
             return
         self.entries.update({entry.spec.key: entry for entry in done.answer.entries})
         empty = tuple(entry.spec.key for entry in done.answer.entries if not entry.ready)
         if empty:
-            self.submit(m.Kind.INIT, empty, lambda done: self._filled(empty, done))
+            self.submit(m.RecordKind.INIT, empty, lambda done: self._filled(empty, done))
         else:
             self.go()
 
-    def _filled(self, keys: tuple[str, ...], done: e.Done) -> None:
+    def _filled(self, keys: tuple[str, ...], done: e.OperationDone) -> None:
         if done.error is not None:
             self.fail(done.error)
         else:
-            self.ask(m.Ready(0, 0, keys))
+            self.ask(m.KeysReadyRequest(0, 0, keys))
 
     def _barrier(self) -> None:
         self.barriers += 1
         self.job.arrived[self.host.name, self.ordinal] = self.barriers
-        self.ask(m.Barrier(0, 0, self.barriers), self._opened)
+        self.ask(m.BarrierRequest(0, 0, self.barriers), self._opened)
 
-    def _opened(self, done: e.Done) -> None:
+    def _opened(self, done: e.OperationDone) -> None:
         if done.error is None:
             self.job.check_barrier(self)
         self._next(done)
@@ -819,17 +831,17 @@ class Store:
             self.has_optimizer = True
             self._ask_for("optimizer", OPTIMIZER, lambda done: self._change(text, at, done))
 
-    def _change(self, text: str, at: int, before: e.Done | None) -> None:
+    def _change(self, text: str, at: int, before: e.OperationDone | None) -> None:
         if before is not None and before.error is not None:
             self.fail(before.error)
         else:
             changes = f'{{"wd": {ord(text)}.0}}'
             self._ask_for("configure", changes, lambda done: self._configured(at, done))
 
-    def _ask_for(self, kind: str, text: str, then: Callable[[e.Done], None]) -> None:
-        self.ask(m.Settings(0, 0, kind, 1, text, self.made + self.barriers), then)
+    def _ask_for(self, kind: str, text: str, then: Callable[[e.OperationDone], None]) -> None:
+        self.ask(m.SettingsRequest(0, 0, kind, 1, text, self.made + self.barriers), then)
 
-    def _configured(self, at: int, done: e.Done) -> None:
+    def _configured(self, at: int, done: e.OperationDone) -> None:
         if done.error is None and done.answer is not None and not self.job.plan.passes:
             found = done.answer.version, done.answer.epoch, done.answer.text
             first = self.job.settings.setdefault((self.ordinal, at), found)
@@ -839,14 +851,14 @@ class Store:
         self._next(done)
 
     def _push(self, keys: tuple[str, ...]) -> None:
-        self.submit(m.Kind.PUSH, keys, self._next)
+        self.submit(m.RecordKind.PUSH, keys, self._next)
 
     def _pull(self, keys: tuple[str, ...]) -> None:
         if self.job.plan.mode == "sync" and (self.resting or self.machine.member.rejoining):
-            parts = [self._part(m.Kind.PULL, one) for key in keys for one in self.entries[key].slices]
+            parts = [self._part(m.RecordKind.PULL, one) for key in keys for one in self.entries[key].slices]
             self._read_together(keys, parts, {}, self.job.now + TOGETHER)
         else:
-            self.submit(m.Kind.PULL, keys, self._next)
+            self.submit(m.RecordKind.PULL, keys, self._next)
 
     # ------------------------------------------------------------------------------ reads of one round
 
@@ -880,7 +892,7 @@ class Store:
         parts: list[e.SliceRequest],
         rounds: dict[int, int],
         end: float,
-        done: e.Done,
+        done: e.OperationDone,
     ) -> None:
         if done.error is not None:
             self.fail(done.error)
@@ -890,7 +902,7 @@ class Store:
         for key in keys:
             slices = self.entries[key].slices
             there = [self._own(one, rounds[one.id]) for one in slices]
-            late = [self._part(m.Kind.PULL, slices[at]) for at in behind(there)]
+            late = [self._part(m.RecordKind.PULL, slices[at]) for at in slices_behind(there)]
             again += [one._replace(record=one.record._replace(round=max(there))) for one in late]
         if again:
             self._read_together(keys, again, rounds, end, self.recorded[done.op][0])
@@ -900,7 +912,7 @@ class Store:
         self.go()
 
     def _own(self, one: m.Slice, round_: int) -> int:
-        return round_ - self.machine.base(one.server, one.id)
+        return round_ - self.machine.base_round(one.server, one.id)
 
     def _check_one_round(self, keys: Iterable[str], rounds: dict[int, int]) -> None:
         for key in keys:
@@ -919,33 +931,35 @@ class Store:
         here = {
             key: entry for key, entry in self.entries.items() if not lost & {s.server for s in entry.slices}
         }
-        parts = [self._part(m.Kind.LAST_ROUND, one) for entry in here.values() for one in entry.slices]
+        parts = [self._part(m.RecordKind.LAST_ROUND, one) for entry in here.values() for one in entry.slices]
         self.send_parts(("*",), parts, lambda done: self._know(tuple(here), done))
 
-    def _know(self, keys: tuple[str, ...], done: e.Done) -> None:
+    def _know(self, keys: tuple[str, ...], done: e.OperationDone) -> None:
         slices = {key: self.entries[key].slices for key in keys}
         if done.error is not None:  # a key without a value, or another loss
             self._close()
             return
-        last = {one.id: self.machine.complete(one.server, one.id) for key in keys for one in slices[key]}
+        last = {
+            one.id: self.machine.complete_pushes(one.server, one.id) for key in keys for one in slices[key]
+        }
         rounds = {key: [last[one.id] for one in slices[key]] for key in keys}
         parts, wanted = [], {}
         for key in keys:
-            whole = self.pushed.whole(key, rounds)
+            whole = self.pushed.whole_round(key, rounds)
             self.job.check(whole <= min(rounds[key]), f"round {whole} of {key} is not whole: {rounds}")
             if max(rounds[key]) > whole + 1:
                 self.job.check(not self.job.plan.faults.steps, f"{key} cannot go back to {whole}: {rounds}")
                 self.job.named += 1
                 continue
             for one in slices[key]:
-                part = self._part(m.Kind.PULL, one)
+                part = self._part(m.RecordKind.PULL, one)
                 if last[one.id] > whole:
                     part = part._replace(record=part.record._replace(round=whole, flags=m.OF_ROUND))
                 parts.append(part)
                 wanted[one.id] = whole
         self.send_parts(("*",), parts, lambda done: self._known(keys, wanted, done), "pull")
 
-    def _known(self, keys: tuple[str, ...], wanted: dict[int, int], done: e.Done) -> None:
+    def _known(self, keys: tuple[str, ...], wanted: dict[int, int], done: e.OperationDone) -> None:
         if done.error is None:
             parts = self.parts[done.op]
             rounds = {parts[at].record.slice: round_ for at, round_ in self.rounds[done.op].items()}
@@ -960,12 +974,12 @@ class Store:
         self._close()
 
     def _pushpull(self, keys: tuple[str, ...]) -> None:
-        self.submit(m.Kind.PUSHPULL, keys, self._next)
+        self.submit(m.RecordKind.PUSHPULL, keys, self._next)
 
     def _join(self) -> None:
         self.resting = True
         self._record_word("join")
-        self.ask(m.JoinRounds(0, 0))
+        self.ask(m.JoinRequest(0, 0))
 
     def _pause(self) -> None:
         """Compute for so long that another worker is found lost."""
@@ -1008,9 +1022,9 @@ class Store:
 
     def _close(self) -> None:
         self._record_word("close")
-        self.ask(m.Leave(0), self._closed)
+        self.ask(m.LeaveNotice(0), self._closed)
 
-    def _closed(self, done: e.Done) -> None:
+    def _closed(self, done: e.OperationDone) -> None:
         self.over = True
         if done.error is not None:
             self.fail(done.error)
@@ -1056,9 +1070,9 @@ class Store:
             request = requests._open.get(record.sequence)
             if request is None or not isinstance(request.payload, Payload):
                 continue
-            if record.kind in (m.Kind.DONE, m.Kind.VALUE):
+            if record.kind in (m.RecordKind.DONE, m.RecordKind.VALUE):
                 self.job.acknowledged[request.payload] = self.job.now
-            elif record.kind == m.Kind.FAILED and failure_of(record, batch).error == "PeerLostError":
+            elif record.kind == m.RecordKind.FAILED and failure_of(record, batch).error == "PeerLostError":
                 self.job.failed.add(request.payload)  # this worker may not have heard of the loss
 
     def _check_shrunk(self, action: e.RoundsShrunk) -> None:
@@ -1078,7 +1092,7 @@ class Store:
         """Round after which this worker's own begin."""
         return self.job.bases.get((self.host.rank, self.host.incarnation, self.number, slice_), 0)
 
-    def _check_begin(self, view: m.View) -> None:
+    def _check_begin(self, view: m.ViewNotice) -> None:
         """A rejoined worker begins after the same pass in all slices, unless it met no other worker."""
         if view.begun != self.host.rank:
             return
@@ -1096,7 +1110,7 @@ class Store:
         value = action.frames[action.record.frame]
         slice_ = part.record.slice
         call = self.recorded[action.op][0]
-        if self.machine.member.broken and call not in self.known:
+        if self.machine.member.is_broken and call not in self.known:
             self.job.recorded.unread(self, call)
         else:
             self.job.recorded.came(self, call, *self.places[slice_], value)
@@ -1109,7 +1123,7 @@ class Store:
         if self.job.plan.mode == "sync" and not self.job.restarted:
             seen = self.job.seen.setdefault((self.number, slice_, value.round), value)
             check(seen is value, f"slice {slice_} has two values of round {value.round}")
-        excused = self.job.restarted or self.machine.member.broken
+        excused = self.job.restarted or self.machine.member.is_broken
         told = f"slice {slice_}"
         if not excused:
             check(mine == wanted, f"{self} pulled {told} with {sorted(mine)} and not {sorted(wanted)}")
@@ -1142,12 +1156,12 @@ class WorkerHost(Host):
     def start(self) -> None:
         """Create the stores."""
         for store in self.stores:
-            store.take(e.Start())
+            store.take(e.StartEvent())
 
     def tick(self) -> None:
         for store in self.stores:
             lost = self.without_scheduler
-            store.take(e.Tick() if lost is None else e.SchedulerLost(lost))
+            store.take(e.TickEvent() if lost is None else e.SchedulerLost(lost))
 
     def lose_scheduler(self, failure: m.Failure) -> None:
         """Leave the job; a scheduler that continues or restarts takes the worker for lost."""
@@ -1174,7 +1188,7 @@ class WorkerHost(Host):
             return
         store = able[0]
         store.calls["bye"] = lambda done: self.die()
-        store.take(e.SchedulerRequest("bye", m.Bye(self.name)))
+        store.take(e.SchedulerRequest("bye", m.ProcessEndNotice(self.name)))
 
 
 class Job:
@@ -1306,14 +1320,14 @@ class Job:
         """Send a message, which may arrive late, twice or never."""
         rng, faults = self.rng, self.plan.faults
         # Heartbeats are sent so often that some get through; here one has to.
-        sign = type(message) is m.ReliableMessage and type(message.body) in (m.Ping, m.Pong)
+        sign = type(message) is m.ReliableMessage and type(message.body) in (m.PingRequest, m.PingReply)
         for _ in range(1 + (rng.random() < faults.double)):
             if rng.random() < faults.drop and not sign:
                 continue
             delay = 0.001 + rng.random() * 0.01
             if rng.random() < faults.late:
                 delay += rng.random() * 0.6
-            told = type(message) is m.ReliableMessage and type(message.body) is m.View
+            told = type(message) is m.ReliableMessage and type(message.body) is m.ViewNotice
             if told and target.startswith("worker"):
                 delay += faults.tardy
             self.at(self.now + delay, self._deliver, source, target, where, message)
@@ -1351,7 +1365,7 @@ class Job:
             host.buggify()
             listens = listens and not host.unheard
             if host is not self.scheduler and listens and not self.cut(host.name, "scheduler"):
-                self.scheduler.take(e.Heard(host.name))
+                self.scheduler.take(e.HeartbeatReceived(host.name))
             if self.now >= host.engaged and not self.points.fires(host.name, "tick", 0.3):
                 host.tick()
         self.over = not any(host.alive for host in self.hosts.values())

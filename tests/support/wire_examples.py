@@ -9,7 +9,13 @@ import msgspec
 import numpy as np
 from msgspec import inspect
 
-from kvstore.stores.parameter_server.protocol.messages import Batch, Control, Kind, PayloadLocation, Record
+from kvstore.stores.parameter_server.protocol.messages import (
+    Batch,
+    Control,
+    PayloadLocation,
+    Record,
+    RecordKind,
+)
 
 
 def control(seed: int = 0) -> list[Any]:
@@ -34,7 +40,7 @@ def _batch(count: int, frames: int, chance: random.Random) -> Batch:
 
 def _record(frames: int, chance: random.Random) -> Record:
     head = Record(
-        chance.choice([kind for kind in Kind if kind != Kind.BAD]),
+        chance.choice([kind for kind in RecordKind if kind != RecordKind.BAD]),
         chance.randrange(99),
         chance.randrange(99),
         3,

@@ -60,7 +60,7 @@ def encryption() -> Finding:
     name = f"ZeroMQ {zmq.zmq_version()}"
     if not zmq.has("curve"):
         return warning(f"{name} has no CURVE: jobs with keys, on several machines, cannot start")
-    numbers = ciphers.available()
+    numbers = ciphers.available_ciphers()
     if not numbers:
         slow = "without libsodium's ciphers: data of jobs with keys is encrypted slowly"
         return warning(f"{name} with CURVE, {slow}")

@@ -38,13 +38,13 @@ from ...settings.definitions import is_side
 from ...settings.options import StoreConfig
 from ..entry import Array
 from ..outs import Later
-from ..parameter_server.protocol.failures import raised
+from ..parameter_server.protocol.failures import as_exception
 from ..parameter_server.protocol.losses import host_is_gone
 from ..parameter_server.protocol.messages import Failure, Slice
 from ..parameter_server.worker.backend import DistBackend
-from ..parameter_server.worker.client import Client
+from ..parameter_server.worker.client import WorkerClient
 from ..parameter_server.worker.key_directory import DistKey
-from ..parameter_server.worker.pulls import delivering
+from ..parameter_server.worker.pulls import deliver_after
 from ..parameter_server.worker.pushes import DensePushes, SparsePushes
 from ..protocol import Backend, Kind
 from ..shared.native import _shared as shm
@@ -78,14 +78,14 @@ def by_hosts(config: StoreConfig, flat: DistBackend) -> Backend:
 class HostProcesses(OtherProcesses):
     """The workers of a host, by the scheduler's reports while no thread receives them."""
 
-    def __init__(self, client: Client, ranks: list[int]) -> None:
+    def __init__(self, client: WorkerClient, ranks: list[int]) -> None:
         self._client, self._ranks, self.dead_after = client, ranks, client.dead_after
 
     def check(self) -> None:
         """Raise an error if the job is broken, or this worker is not in it."""
         self._client.driver.glance()
         self._client.driver.check_alive()
-        if self._client.member.broken:
+        if self._client.member.is_broken:
             raise self._client.lost_peer()
 
     def lost(self) -> set[int]:
@@ -101,7 +101,7 @@ class HostProcesses(OtherProcesses):
         """
         welcome = self._client.member.welcome
         if welcome is not None and welcome.returned and not begun:
-            raise raised(host_is_gone(self._client.rank))
+            raise as_exception(host_is_gone(self._client.rank))
 
 
 _ALL = (1 << 64) - 1  # a mask of all workers of the host
@@ -135,7 +135,7 @@ class HierarchyBackend(Backend):
         try:
             others = HostProcesses(self._client, self._ranks)
             self._region = HostRegion(
-                config, self._place(), self._ranks, self._check, others, self._client.listening
+                config, self._place(), self._ranks, self._check, others, self._client.watch_scheduler
             )
             self._client.before_leaving = partial(_declare_lost, weakref.ref(self._region))
             self._carrier = HostCarrier(self._client, self._region, self._parts, self._settings)
@@ -152,7 +152,7 @@ class HierarchyBackend(Backend):
         client = self._client
         try:
             raises = self._config.on_peer_loss == "raise"
-            if type(error) is KVStoreError and raises and not client.failed:
+            if type(error) is KVStoreError and raises and not client.has_failed:
                 client.hear_of_loss()
                 raise client.lost_peer() from error
         finally:
@@ -181,7 +181,7 @@ class HierarchyBackend(Backend):
         """Raise an error if waits in the host's memory must end."""
         client = self._client
         client.driver.check_alive()
-        if client.member.broken:
+        if client.member.is_broken:
             raise client.lost_peer()
         if self._carrier is not None:
             self._carrier.check()
@@ -319,7 +319,7 @@ class HierarchyBackend(Backend):
         if handle.complete + 1 < before:  # the stamp of the round before the last is not sent yet
             return False
         pushes, round = self._flat.pushes, before + 1
-        shm.note_stamp(handle, round, pushes.stamps([key])[0])
+        shm.note_stamp(handle, round, pushes.next_stamps([key])[0])
         try:
             call = shm.quick_call(handle, key.like, value, out)
         finally:
@@ -380,17 +380,18 @@ class HierarchyBackend(Backend):
             return read if priority is None else self._from_servers.note([key for key, _ in groups], read)
         later = Later()
         wanted: list[tuple[DistKey, list[Array], list[Array]]] = [
-            (key, [], self._flat.pulls.targets(key, outs, later)) for key, outs in directory.in_order(near)
+            (key, [], self._flat.pulls.make_targets(key, outs, later))
+            for key, outs in directory.in_order(near)
         ]
         later.keep_apart(wanted)
         cut = [one for key, _, outs in wanted for one in self._cut(key, self._handles(key), outs)]
         begun = self._begin("pull", (cut, ignore_sparse), priority)
-        return delivering(partial(self._ended, begun, near), later, self._client)
+        return deliver_after(partial(self._ended, begun, near), later, self._client)
 
     @property
     def _apart(self) -> bool:
         """Return whether this worker's reads are no longer those of the host's rounds."""
-        return self._lost or self._client.member.broken or self._client.joined
+        return self._lost or self._client.member.is_broken or self._client.joined
 
     def _pull_from_servers(self, groups: list[Group], ignore_sparse: bool) -> None:
         """Read keys from the servers: other workers may have written them, or there was a loss."""
@@ -425,7 +426,8 @@ class HierarchyBackend(Backend):
             )
         later = Later()
         wanted = [
-            (key, values, self._flat.pulls.targets(key, targets[key.key], later)) for key, values in dense
+            (key, values, self._flat.pulls.make_targets(key, targets[key.key], later))
+            for key, values in dense
         ]
         later.keep_apart(wanted)
         pushed, filled = [], []
@@ -435,7 +437,7 @@ class HierarchyBackend(Backend):
             filled += self._cut(key, handles, into)
         with self._arriving([key for key, _ in dense]):
             begun = self._begin("pushpull", (pushed, filled), priority)
-        return delivering(partial(self._ended, begun, groups), later, self._client)
+        return deliver_after(partial(self._ended, begun, groups), later, self._client)
 
     def _ended(self, finish: Finish, groups: list[Group]) -> None:
         """Finish an operation, and count its rounds, which are then complete."""
@@ -449,7 +451,7 @@ class HierarchyBackend(Backend):
 
     def _checked(self, groups: list[Group]) -> tuple[DensePushes, SparsePushes]:
         """Check all pushed values before any change."""
-        checked = self._flat.pushes.checked(groups)
+        checked = self._flat.pushes.check_values(groups)
         self._check_writing()
         return checked
 
@@ -469,13 +471,13 @@ class HierarchyBackend(Backend):
             raise
         finally:
             pushed = [key for key, was in zip(keys, before, strict=True) if self._arrived(key) > was]
-            self._flat.pushes.count(pushed)
+            self._flat.pushes.count_push(pushed)
             self._fresh.update(key.key for key in pushed if not key.sparse)
 
     def _give_up_half(self, keys: list[DistKey], before: int, error: BaseException) -> None:
         """Leave the job if a push has reached some slices only: no worker may wait for the others."""
         arrived = sum(map(self._arrived, keys)) - before
-        if 0 < arrived < sum(len(self._handles(key)) for key in keys) and not self._client.failed:
+        if 0 < arrived < sum(len(self._handles(key)) for key in keys) and not self._client.has_failed:
             self._client.give_up_half("a push", error)
 
     def _arrived(self, key: DistKey) -> int:
@@ -504,7 +506,7 @@ class HierarchyBackend(Backend):
                 raise FencedError(f"worker {self.rank} was declared lost after a long silence") from error
             raise
         except FencedError as error:
-            if self._region.fenced and not self._client.failed:  # its host was first: notify the job
+            if self._region.fenced and not self._client.has_failed:  # its host was first: notify the job
                 self._client.leave_as_lost(Failure("FencedError", str(error)))
             raise
 

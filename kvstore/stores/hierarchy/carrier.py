@@ -24,12 +24,12 @@ from ...compression import Codec
 from ...errors import FencedError, KVStoreError
 from ...settings.definitions import is_side
 from ..entry import Array
-from ..parameter_server.protocol.failures import raised
-from ..parameter_server.protocol.messages import Failure, Kind, PayloadLocation, Record, Slice
+from ..parameter_server.protocol.failures import as_exception
+from ..parameter_server.protocol.messages import Failure, PayloadLocation, Record, RecordKind, Slice
 from ..parameter_server.protocol.payload_bytes import SHARED_BYTES, as_bytes
-from ..parameter_server.worker.client import Client
-from ..parameter_server.worker.operations import PendingOperation, Request
-from ..parameter_server.worker.replies import elements
+from ..parameter_server.worker.client import WorkerClient
+from ..parameter_server.worker.operations import PartRequest, PendingOperation
+from ..parameter_server.worker.replies import aligned_elements
 from ..shared.native import _shared as shm
 from .packing import HostPacking
 from .quick_exchange import PushHead, QuickExchange, SlicePlan
@@ -69,7 +69,7 @@ class HostCarrier:
     """The rounds that one worker carries. `parts` has the slice of each key of the region."""
 
     def __init__(
-        self, client: Client, region: HostRegion, parts: dict[Key, Slice], settings: Settings
+        self, client: WorkerClient, region: HostRegion, parts: dict[Key, Slice], settings: Settings
     ) -> None:
         self._client, self._region, self._parts, self._settings = client, region, parts, settings
         self._packing, self._shared = HostPacking(region.job), SharedParts(client)
@@ -203,7 +203,7 @@ class HostCarrier:
             if patiently and self._thread.ident is not None:
                 # First: once this worker rests, another may pack the next rounds, from these residuals.
                 opened = [one for _, several in self._open for one in several]
-                self._hand_in([request for one in opened for request in self._held(one, Kind.PUSH)])
+                self._hand_in([request for one in opened for request in self._held(one, RecordKind.PUSH)])
                 self.hand_in_rest()
         finally:
             self._shared.close()
@@ -218,7 +218,7 @@ class HostCarrier:
             if handle.key not in self._parts:
                 log.warning("worker %d leaves what others pushed into %r", self._client.rank, handle.key)
                 continue
-            requests += self._requests(Exchange(handle, round), Kind.PUSH, total)
+            requests += self._requests(Exchange(handle, round), RecordKind.PUSH, total)
             nbytes += total.data.nbytes if isinstance(total, RowSparseArray) else total.nbytes
             if nbytes > _PORTION:
                 self._hand_in(requests)
@@ -226,14 +226,14 @@ class HostCarrier:
         self._hand_in(requests)
         self._handed_in = self._can_push
 
-    def _hand_in(self, requests: list[Request]) -> None:
+    def _hand_in(self, requests: list[PartRequest]) -> None:
         if requests and self._can_push:
             self._client.perform(requests, "the last sums of a host to be taken in")
 
     @property
     def _can_push(self) -> bool:
         """Whether this worker still has a part in the job."""
-        return not (self._client.failed or self._client.member.broken)
+        return not (self._client.has_failed or self._client.member.is_broken)
 
     # ------------------------------------------------------------------------------------- in the thread
 
@@ -266,11 +266,11 @@ class HostCarrier:
         if len(self._queue) == 1 and not self._open and self._is_plain(self._queue[0]):
             self._exchange_first()
         exchanges: list[Exchange] = []
-        requests: list[Request] = []
+        requests: list[PartRequest] = []
         self._open.append((PendingOperation(), exchanges))  # known to `_give_up` from here on
         while self._queue:
             exchanges.append(self._queue.popleft())
-            held = self._held(exchanges[-1], Kind.PUSHPULL)
+            held = self._held(exchanges[-1], RecordKind.PUSHPULL)
             requests += held
             if not held:
                 self._sums.pop(exchanges.pop(), None)
@@ -298,7 +298,7 @@ class HostCarrier:
         """Send one of the queue, from this process's memory, and wait a little; or leave it there."""
         handle, round = exchange
         head = PushHead(round, *self._settings(handle, round))
-        call = QuickExchange(plan, head, partial(self._requests, exchange, Kind.PUSHPULL, plan.sent))
+        call = QuickExchange(plan, head, partial(self._requests, exchange, RecordKind.PUSHPULL, plan.sent))
         try:
             if not self._client.driver.begin(call):
                 return
@@ -336,31 +336,31 @@ class HostCarrier:
             plan = self._plans[handle] = SlicePlan(self._client, handle, part)
         return plan
 
-    def _held(self, exchange: Exchange, kind: Kind) -> list[Request]:
+    def _held(self, exchange: Exchange, kind: RecordKind) -> list[PartRequest]:
         """Ask a server to take in what this worker carries; nothing, if another has taken it over."""
         with exchange.work() as held:  # packing writes to the host's memory
             return self._requests(exchange, kind, self._sums.get(exchange)) if held else []
 
     def _requests(
-        self, exchange: Exchange, kind: Kind, total: RowSparseArray | Array | None
-    ) -> list[Request]:
+        self, exchange: Exchange, kind: RecordKind, total: RowSparseArray | Array | None
+    ) -> list[PartRequest]:
         """Ask a server to take a sum in: this one, or what was summed when the round was opened."""
         handle, round = exchange
         part = self._parts[handle.key]
         version, clock = self._settings(handle, round)
         head, take = (kind, part.id, 0, round, version, clock), partial(self._take, exchange)
         if isinstance(total, RowSparseArray):
-            answered = take if kind == Kind.PUSHPULL else None
+            answered = take if kind == RecordKind.PUSHPULL else None
             return self._region.rows.requests(handle, round, version, clock, part, total, answered)
         if (there := self._shared.payload(handle, round)) is not None:
-            return [Request(part.server, Record(*head, **there), (), take, part)]
+            return [PartRequest(part.server, Record(*head, **there), (), take, part)]
         total = handle.value(other=True) if total is None else total
         coding: tuple[int, float] = (0, 0.0)
         if (codec := self._codec(handle)) is not None:
             total, coding = self._packing.pack(handle, round, total, codec), codec.compiled or coding
         data = as_bytes(total)
         record = Record(*head, *coding, place=PayloadLocation.FRAME, nbytes=len(data))
-        return [Request(part.server, record, (data,), take, part)]
+        return [PartRequest(part.server, record, (data,), take, part)]
 
     def _codec(self, handle: Handle) -> Codec | None:
         """Return what packs the sums of a key; None: nothing does."""
@@ -389,7 +389,7 @@ class HostCarrier:
         if record.place == PayloadLocation.SHARED:
             return self._shared.copy(part.server, record, value)
         count = part.stop - part.start
-        np.copyto(value, elements(frames[record.frame], record.offset, value.dtype, count))
+        np.copyto(value, aligned_elements(frames[record.frame], record.offset, value.dtype, count))
         return True
 
     def _end_all(self) -> None:
@@ -399,11 +399,11 @@ class HostCarrier:
             self._open.remove((operation, exchanges))  # callers add others meanwhile
             if operation.error is not None:
                 if operation.error.error == "FencedError":  # this worker's own
-                    raise raised(operation.error)
+                    raise as_exception(operation.error)
                 for exchange in exchanges:
                     self._sums.pop(exchange, None)
                     exchange.fail(operation.error)
-                    if not (self._client.failed or self._client.member.broken):
+                    if not (self._client.has_failed or self._client.member.is_broken):
                         self._shared.give_back(*exchange)  # else a server may yet read it
 
     def _look_after(self) -> None:

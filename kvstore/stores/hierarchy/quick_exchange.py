@@ -14,12 +14,12 @@ import numpy as np
 
 from ...kernels import cpu
 from ..entry import Array
-from ..parameter_server.protocol.messages import Kind, Slice
+from ..parameter_server.protocol.messages import RecordKind, Slice
 from ..parameter_server.transport.sockets import Message, WorkerSockets
 from ..parameter_server.worker.call_plans import Arrays, CallPlan
-from ..parameter_server.worker.client import Client
+from ..parameter_server.worker.client import WorkerClient
 from ..parameter_server.worker.key_directory import DistKey
-from ..parameter_server.worker.operations import Request
+from ..parameter_server.worker.operations import PartRequest
 from ..parameter_server.worker.quick_calls import QuickCall, QuickCalls, ServerWay
 from ..parameter_server.worker.state_machine.machine import WorkerMachine
 from ..shared.native import _shared as shm
@@ -54,13 +54,13 @@ class _OnlySlice(NamedTuple):
 class SlicePlan(CallPlan):
     """What the exchanges of one slice have in common: the server, and memory of this process."""
 
-    def __init__(self, client: Client, handle: shm.Handle, part: Slice) -> None:
+    def __init__(self, client: WorkerClient, handle: shm.Handle, part: Slice) -> None:
         #: What is sent, and what is received.
         self.sent, self.received = np.empty_like(handle.like), np.empty_like(handle.like)
         self.part = part
         whole = msgspec.structs.replace(part, start=0, stop=self.sent.size)
         slice_ = cast("DistKey", _OnlySlice(str(handle.key), (whole,), handle.like))
-        super().__init__(Kind.PUSHPULL, [slice_], client)
+        super().__init__(RecordKind.PUSHPULL, [slice_], client)
         self.arrays = self._plain(self.sent), self._plain(self.received)
 
     def _plain(self, array: Array) -> Arrays:
@@ -78,7 +78,7 @@ class QuickExchange(QuickCall):
 
     __slots__ = ("_again", "_exchange", "_head", "_slice", "received")
 
-    def __init__(self, plan: SlicePlan, head: PushHead, again: Callable[[], Iterable[Request]]) -> None:
+    def __init__(self, plan: SlicePlan, head: PushHead, again: Callable[[], Iterable[PartRequest]]) -> None:
         super().__init__(cast("QuickCalls", None), plan, *plan.arrays)
         self._slice, self._head, self._again = plan.part.id, head, again
         self._exchange = plan.servers[0].exchange
@@ -89,7 +89,7 @@ class QuickExchange(QuickCall):
     def begin(self, machine: WorkerMachine, sockets: WorkerSockets, before: QuickCall | None) -> bool:
         """Count, and send, if nothing else is under way; False: nothing has happened."""
         plan = self._plan.servers[0]
-        stream = sockets.stream(plan.server)
+        stream = sockets.server_stream(plan.server)
         if before is not None or stream is None or not machine.allows_exchange(self._plan.server_numbers):
             return False
         (values, sent), (outs, received) = self._values, self._outs  # type: ignore[misc]
@@ -143,5 +143,5 @@ class QuickExchange(QuickCall):
     def _count_rounds(self, seen: int) -> None:
         """Count none: each worker of the host counts in its memory."""
 
-    def _requests(self) -> Iterator[Request]:
+    def _requests(self) -> Iterator[PartRequest]:
         return iter(self._again())

@@ -23,7 +23,7 @@ from ...errors import KVStoreError
 from ...settings.options import StoreConfig
 from ...waiting import WaitClock
 from ..entry import Array
-from ..parameter_server.protocol.failures import raised
+from ..parameter_server.protocol.failures import as_exception
 from ..parameter_server.protocol.messages import Failure
 from ..shared.arguments import Sparse
 from ..shared.backend import SharedBackend
@@ -78,7 +78,7 @@ class HostWaitErrors(WaitErrors):
     def _error_of(self, handle: Handle, round: int, text: str | None) -> KVStoreError:
         head, _, why = (text or "").partition("\n")
         try:
-            return raised(msgspec.structs.replace(msgspec.json.decode(head, type=Failure), text=why))
+            return as_exception(msgspec.structs.replace(msgspec.json.decode(head, type=Failure), text=why))
         except msgspec.MsgspecError:
             why = text or "there was no memory for the cause"
             return KVStoreError(f"round {round} of key {handle.key!r} failed: {why}")

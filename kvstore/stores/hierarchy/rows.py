@@ -15,10 +15,10 @@ from ...arrays.grouping import Group, Key
 from ...arrays.sparse import RowSparseArray, trusted_rows
 from ...kernels import cpu
 from ..entry import Array
-from ..parameter_server.protocol.messages import Kind, PayloadLocation, Record, Slice
+from ..parameter_server.protocol.messages import PayloadLocation, Record, RecordKind, Slice
 from ..parameter_server.protocol.payload_bytes import as_bytes
 from ..parameter_server.worker.key_directory import DistKey
-from ..parameter_server.worker.operations import Request, Take
+from ..parameter_server.worker.operations import PartRequest, Take
 from ..parameter_server.worker.request_builder import lines_of, split_rows
 from ..rows import merged
 from ..shared.native import _shared as shm
@@ -91,7 +91,7 @@ class HostRows:
         part: Slice,
         total: RowSparseArray,
         take: Take | None,
-    ) -> list[Request]:
+    ) -> list[PartRequest]:
         """Return the requests that push rows and, with `take`, read the result when the round is complete.
 
         The read is of the value of a dense key, or of one row of a row-sparse key, if it has any: its data is
@@ -100,15 +100,17 @@ class HostRows:
         payload = as_bytes(total.indices), as_bytes(total.data)
         nbytes = sum(map(len, payload))
         rows, frame = len(total.indices), PayloadLocation.FRAME
-        record = Record(Kind.PUSH, part.id, 0, round, version, clock, rows=rows, place=frame, nbytes=nbytes)
-        made = [Request(part.server, record, payload, None, part)]
+        record = Record(
+            RecordKind.PUSH, part.id, 0, round, version, clock, rows=rows, place=frame, nbytes=nbytes
+        )
+        made = [PartRequest(part.server, record, payload, None, part)]
         if take is None:
             return made
         if self.is_table(handle) and part.stop > part.start:
             some = np.array([self._slices[handle.key].first], np.int64)
-            record = Record(Kind.PULL_ROWS, part.id, 0, round, rows=1, place=frame, nbytes=some.nbytes)
-            return [*made, Request(part.server, record, (as_bytes(some),), take, part)]
-        return [*made, Request(part.server, Record(Kind.PULL, part.id, 0, round), (), take, part)]
+            record = Record(RecordKind.PULL_ROWS, part.id, 0, round, rows=1, place=frame, nbytes=some.nbytes)
+            return [*made, PartRequest(part.server, record, (as_bytes(some),), take, part)]
+        return [*made, PartRequest(part.server, Record(RecordKind.PULL, part.id, 0, round), (), take, part)]
 
 
 def cut_rows(key: DistKey, handles: Sequence[Handle], arrays: Sequence[RowSparseArray]) -> list[Group]:

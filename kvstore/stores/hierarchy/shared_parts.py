@@ -13,8 +13,8 @@ import numpy as np
 from ..entry import Array
 from ..parameter_server.protocol.messages import PayloadLocation, Record
 from ..parameter_server.protocol.payload_bytes import SHARED_BYTES
-from ..parameter_server.transport.shared_buffers import Block
-from ..parameter_server.worker.client import Client
+from ..parameter_server.transport.shared_buffers import SharedBlock
+from ..parameter_server.worker.client import WorkerClient
 from ..shared.native import _shared as shm
 
 Handle = shm.Handle
@@ -23,9 +23,9 @@ Handle = shm.Handle
 class SharedParts:
     """The sums that one worker carries to servers of its host, by the key's handle and the round."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: WorkerClient) -> None:
         self._client, self._pool = client, client.host_pool
-        self._blocks: dict[tuple[Handle, int], Block] = {}
+        self._blocks: dict[tuple[Handle, int], SharedBlock] = {}
 
     def place(self, handle: Handle, round: int, server: int) -> Array | None:
         """Return memory for a sum that its server can read; None: the sum is sent.
@@ -52,7 +52,7 @@ class SharedParts:
         """Copy a server's answer from its memory; False: the memory has changed during the copy."""
         memory = self._client.server_memory(server)
         where = record.frame, record.offset, record.nbytes, record.seqlock
-        return memory is not None and memory.copy(*where, to.reshape(-1).view(np.uint8))
+        return memory is not None and memory.copy_block(*where, to.reshape(-1).view(np.uint8))
 
     def give_back(self, handle: Handle, round: int) -> None:
         """Reuse the memory of a sum, which its server no longer reads."""

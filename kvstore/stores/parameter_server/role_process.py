@@ -13,44 +13,44 @@ from ...settings.roles import Roles
 from .scheduler import loop as scheduler_loop
 from .server.loop import ServerLoop
 from .transport.options import tune_malloc
-from .transport.process_limits import shortage
+from .transport.process_limits import resource_shortage
 
 
-def serve(roles: Roles) -> None:
+def serve_role(roles: Roles) -> None:
     """Run the role of this process; KVStoreError: the job failed, or does not admit this process."""
     if roles.role == "scheduler":
-        scheduler(roles)
+        serve_scheduler(roles)
     else:
-        server(roles)
+        serve_server(roles)
 
 
-def scheduler(
+def serve_scheduler(
     roles: Roles,
     config: PsConfig | None = None,
     report: Callable[[str], None] | None = None,
     watch: Callable[[Callable[[], bool]], None] | None = None,
 ) -> None:
-    """Run a scheduler; `report` and `watch` are those of `scheduler.loop.run`."""
-    with _role("scheduler", "the scheduler"):
-        scheduler_loop.run(roles, config or ps_config(), report, watch)
+    """Run a scheduler; `report` and `watch` are those of `scheduler.loop.run_scheduler`."""
+    with _role_process("scheduler", "the scheduler"):
+        scheduler_loop.run_scheduler(roles, config or ps_config(), report, watch)
 
 
-def server(roles: Roles, config: PsConfig | None = None) -> None:
+def serve_server(roles: Roles, config: PsConfig | None = None) -> None:
     """Run a server."""
-    with _role("server", f"server {roles.rank}" if roles.rank >= 0 else "this server"):
+    with _role_process("server", f"server {roles.rank}" if roles.rank >= 0 else "this server"):
         tune_malloc()  # the process belongs to kvstore alone
         ServerLoop(roles, config or ps_config()).run()
 
 
 @contextlib.contextmanager
-def _role(name: str, who: str) -> Iterator[None]:
+def _role_process(name: str, who: str) -> Iterator[None]:
     """Run the body as the whole work of a process; KVStoreError: the system has not provided enough."""
     try:
         begin(name)
         _collect_seldom()
         yield
     except (MemoryError, RuntimeError, OSError) as error:
-        missing = None if isinstance(error, KVStoreError) else shortage(error)
+        missing = None if isinstance(error, KVStoreError) else resource_shortage(error)
         if missing is None:
             raise
         raise KVStoreError(f"{who} has {missing}") from error

@@ -125,7 +125,7 @@ def test_the_others_go_on_without_a_dead_host_or_are_told_of_it(on_peer_loss: st
 def test_the_scheduler_tells_all_of_many_that_leave_with_few_views() -> None:
     job = job_of(workers=40, servers=2, closes=True, jitter=0.001)
     assert job.run()
-    assert job.scheduler.kinds["View"] < 10 * (40 + 2)  # not one to each for each
+    assert job.scheduler.kinds["ViewNotice"] < 10 * (40 + 2)  # not one to each for each
 
 
 def test_an_experiment_says_what_a_step_is_bound_by() -> None:

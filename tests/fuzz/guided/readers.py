@@ -45,7 +45,7 @@ def manifest(folder: Path) -> Read:
 
     def of_bytes(data: bytes) -> object:
         atomic_files.write_with_checksum(folder / "manifest.json", data)
-        return snapshot.SnapshotFolder(folder).read()
+        return snapshot.SnapshotFolder(folder).read_manifest()
 
     return of_bytes
 
@@ -56,7 +56,7 @@ def seeds(name: str, folder: Path) -> list[bytes]:
         messages = [*wire_examples.control(), *wire_examples.batches()]
         return [bytes(JOB.encode(message)[0]) for message in messages]
     if name == "journal":
-        return [journal_file.packed(b"one") + journal_file.packed(b"{}") * 2]
+        return [journal_file.encode_record(b"one") + journal_file.encode_record(b"{}") * 2]
     if name == "hosts":
         return [b"# two\nnode1 slots=4\n10.0.0.7 slots=3\nuser@node2 slots=1\n"]
     if name == "manifest":
@@ -89,7 +89,7 @@ def stored(name: str, folder: Path) -> bytes:
 
 def unpacked(data: bytes) -> object:
     try:
-        return journal_file.unpacked(data)
+        return journal_file.decode_records(data)
     except ValueError as error:  # which is what it says it raises
         return error
 

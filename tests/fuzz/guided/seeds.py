@@ -8,7 +8,7 @@ from itertools import product
 
 import wire_examples
 
-from kvstore.stores.parameter_server.protocol.messages import Batch, Kind, PayloadLocation, Record
+from kvstore.stores.parameter_server.protocol.messages import Batch, PayloadLocation, Record, RecordKind
 from kvstore.stores.parameter_server.transport.frames import MessageCodec
 
 BYTES, FILLED, CHANGED = 0, 1, 2
@@ -54,22 +54,22 @@ def carrying(record: Record, nbytes: int, frame: int, place: PayloadLocation = F
 
 def links() -> Iterator[bytes]:
     """Requests of three workers, for one slice or all, in frames and in shared memory."""
-    for kind, code, ways in product((Kind.PUSH, Kind.PUSHPULL, Kind.PULL), _CODES, (1, 3)):
+    for kind, code, ways in product((RecordKind.PUSH, RecordKind.PUSHPULL, RecordKind.PULL), _CODES, (1, 3)):
         for start in (0, 1 if ways == 1 else 3):
             yield event(start % 2, start, 9) + b"".join(
                 message(requests(kind, code, rank, ways), rank) for rank in range(3)
             )
     for change in range(10):
-        said = [message(requests(Kind.PUSHPULL, change % 2, rank, 1), rank) for rank in range(3)]
+        said = [message(requests(RecordKind.PUSHPULL, change % 2, rank, 1), rank) for rank in range(3)]
         yield event(0, 0, change) + event(CHANGED, 1, change).join(said)
 
 
-def requests(kind: Kind, code: int, rank: int, step: int) -> Batch:
+def requests(kind: RecordKind, code: int, rank: int, step: int) -> Batch:
     records, payloads = [], []
     for number, slice_ in enumerate(range(0, len(SLICES), step)):
-        record = Record(kind, slice_, number + 1, int(kind != Kind.PULL), threshold=0.5)
+        record = Record(kind, slice_, number + 1, int(kind != RecordKind.PULL), threshold=0.5)
         nbytes = SLICES[slice_]
-        if kind != Kind.PULL:
+        if kind != RecordKind.PULL:
             coding = code if slice_ != 2 else 0
             place = SHARED if code == 0 and slice_ % 3 == 1 else FRAME
             nbytes = encoded(nbytes, coding) if coding else nbytes
@@ -103,7 +103,7 @@ def replies(kind: int, code: int, flags: int, first: int, alone: bool) -> bytes:
 
 
 def reply(kind: int, code: int, flags: int, first: int, at: int) -> tuple[Record, list[bytes]]:
-    record = Record(Kind.DONE if kind == 1 else Kind.VALUE, at, first + at, 7)
+    record = Record(RecordKind.DONE if kind == 1 else RecordKind.VALUE, at, first + at, 7)
     if kind == 1:
         return record, []
     if kind == 3:
@@ -122,7 +122,7 @@ def rows() -> Iterator[bytes]:
     """Rows of three tables, as a server sends them: ids in one frame, rows in the next."""
     for slice_, count, size in ((0, 2, 8192), (1, 4096, 4), (2, 3, 7000)):
         ids = struct.pack(f"<{count}q", *range(count)) if count < 9 else b"\1" * 8 * count
-        record = Record(Kind.VALUE, slice_, 1, rows=count)
+        record = Record(RecordKind.VALUE, slice_, 1, rows=count)
         said = batch([carrying(record, len(ids) + count * size, 0)], (ids, bytes(count * size)))
         raw = message(said)
         yield raw.replace(event(FILLED, 0, len(ids)), event(FILLED, 1, len(ids)))

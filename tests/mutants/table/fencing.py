@@ -74,7 +74,7 @@ FENCING = [
     Mutant(
         "fencing",
         STORE,
-        "            self.requests.leave(self.sessions.close(rank))",
+        "            self.requests.leave(self.sessions.close_session(rank))",
         "            self.requests.leave(self.sessions.by_rank[rank])",
         "a lost worker keeps its session",
     ),

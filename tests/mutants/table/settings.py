@@ -54,8 +54,8 @@ SETTINGS = [
     ),
     _of(
         SERVED_OPTIMIZER,
-        "            return self.restart(settings, 0, 0)\n",
-        "            return self.restart(settings, self.updates, self.num_update)\n",
+        "            return self.restart_counts(settings, 0, 0)\n",
+        "            return self.restart_counts(settings, self.updates, self.num_update)\n",
         "counts continue with the next optimizer",
     ),
     _of(

@@ -38,9 +38,9 @@ def test_ports() -> None:
 def test_encryption(monkeypatch: pytest.MonkeyPatch) -> None:
     assert zmq.zmq_version() in finding(network.encryption).text
     monkeypatch.setattr(zmq, "has", lambda what: True)
-    monkeypatch.setattr(ciphers, "available", lambda: (1, 2))
+    monkeypatch.setattr(ciphers, "available_ciphers", lambda: (1, 2))
     assert finding(network.encryption).level == "ok"
-    monkeypatch.setattr(ciphers, "available", lambda: ())
+    monkeypatch.setattr(ciphers, "available_ciphers", lambda: ())
     assert finding(network.encryption).level == "warning"
     monkeypatch.setattr(zmq, "has", lambda what: False)
     assert "no CURVE" in finding(network.encryption).text

@@ -27,8 +27,8 @@ from ....settings.definitions import SETTINGS
 from ....settings.environment import process_variables
 from ....settings.options import StoreConfig
 from ....waiting import WaitClock
-from ...parameter_server.transport.channel import Dealer, NotSentError, Router
-from ...parameter_server.transport.context import Context
+from ...parameter_server.transport.channel import DealerChannel, NotSentError, RouterChannel
+from ...parameter_server.transport.context import ZmqContext
 
 log = logging.getLogger("kvstore.nccl")
 
@@ -202,7 +202,7 @@ class NcclRendezvous:
         """
         if not _one_at_a_time.acquire(timeout=self._timeout):
             raise TimeoutError(f"another thread has been making a store for {self._timeout:g} s")
-        context = Context(job=self._place.job)
+        context = ZmqContext(job=self._place.job)
         try:
             return self._serve(context, make) if self._place.rank == 0 else self._join(context)
         finally:
@@ -211,8 +211,8 @@ class NcclRendezvous:
 
     # ------------------------------------------------------------------------------------------ rank 0
 
-    def _serve(self, context: Context, make: Callable[[], bytes]) -> RendezvousAnswer:
-        router = Router(context, self._address)
+    def _serve(self, context: ZmqContext, make: Callable[[], bytes]) -> RendezvousAnswer:
+        router = RouterChannel(context, self._address)
         here: dict[int, tuple[bytes, PeerHello]] = {0: (b"", self._hello)}
         clock = WaitClock(self._timeout)
         while self._missing(here):
@@ -230,7 +230,7 @@ class NcclRendezvous:
         return answer
 
     def _receive_hello(
-        self, router: Router, here: dict[int, tuple[bytes, PeerHello]], timeout: float
+        self, router: RouterChannel, here: dict[int, tuple[bytes, PeerHello]], timeout: float
     ) -> None:
         """Receive one hello, if one has arrived."""
         found = router.receive(timeout)
@@ -258,7 +258,7 @@ class NcclRendezvous:
         return ""
 
     def _answer(
-        self, router: Router, here: dict[int, tuple[bytes, PeerHello]], answer: RendezvousAnswer
+        self, router: RouterChannel, here: dict[int, tuple[bytes, PeerHello]], answer: RendezvousAnswer
     ) -> None:
         """Send the answer to all, until each has acknowledged it.
 
@@ -283,10 +283,10 @@ class NcclRendezvous:
 
     # ------------------------------------------------------------------------------------------ other ranks
 
-    def _join(self, context: Context) -> RendezvousAnswer:
+    def _join(self, context: ZmqContext) -> RendezvousAnswer:
         place = self._place
         identity = f"{self._store}/{place.rank}/{os.getpid()}".encode()
-        dealer = Dealer(context, self._address, identity, "worker", 0)
+        dealer = DealerChannel(context, self._address, identity, "worker", 0)
         clock = WaitClock(self._timeout)
         while True:
             clock.read()
@@ -318,7 +318,7 @@ def _read(frames: list[Any], kind: type[M]) -> M | None:
         return None
 
 
-def _send(router: Router, peer: bytes, answer: RendezvousAnswer) -> None:
+def _send(router: RouterChannel, peer: bytes, answer: RendezvousAnswer) -> None:
     try:
         router.send(peer, [msgspec.msgpack.encode(answer)])
     except NotSentError:

@@ -18,8 +18,8 @@ from libc.string cimport memset
 
 from ....kernels import cpu
 from ....observe.native._observe import ring
-from ..protocol.events import Apply, Reply, SliceRound
-from ..protocol.messages import Batch, Kind, PayloadLocation, Record
+from ..protocol.events import ApplyRounds, SendReplies, SliceRound
+from ..protocol.messages import Batch, PayloadLocation, Record, RecordKind
 
 cdef extern from "links.h" nogil:
     const uint64_t KP_MOST_CLOCK

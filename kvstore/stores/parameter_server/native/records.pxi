@@ -1,6 +1,6 @@
 # Records and references, converted between C and Python. Part of _native.pyx.
 
-cdef list KINDS = [Kind(kind) if kind in Kind._value2member_map_ else kind for kind in range(256)]
+cdef list KINDS = [RecordKind(kind) if kind in RecordKind._value2member_map_ else kind for kind in range(256)]
 cdef list PLACES = [PayloadLocation(place) for place in range(3)]
 
 

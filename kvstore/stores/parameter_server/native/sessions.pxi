@@ -221,7 +221,7 @@ cdef class Effects:
             s = s.next
 
     def replies(self):
-        """Return what the workers are told, as `Reply`; all sessions are as before the step then."""
+        """Return what the workers are told, as `SendReplies`; all sessions are as before the step then."""
         cdef kp_session *s
         cdef list found = []
         while self.e.touched != NULL:
@@ -232,7 +232,7 @@ cdef class Effects:
                 Py_DECREF(<object>s.owner)
                 continue
             head = Batch(s.store, s.rank, s.incarnation, 0, [], (), s.received)
-            found.append(Reply((<Session>s.owner).peer, head, answers_of(s)))
+            found.append(SendReplies((<Session>s.owner).peer, head, answers_of(s)))
             kp_forget_answers(s)
             s.touched = s.report = 0
             s.reported = s.received
@@ -262,9 +262,9 @@ cdef class Effects:
         self.jobs.setdefault(store, []).append(job)
 
     def rounds(self):
-        """Return the rounds that are to be summed, as one `Apply` for each store."""
+        """Return the rounds that are to be summed, as one `ApplyRounds` for each store."""
         jobs, self.jobs = self.jobs, {}
-        return [Apply(store, rounds) for store, rounds in jobs.items()]
+        return [ApplyRounds(store, rounds) for store, rounds in jobs.items()]
 
 
 cdef list answers_of(kp_session *s):

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-/* As messages.Kind, PayloadLocation, and the flags of a record. */
+/* As messages.RecordKind, PayloadLocation, and the flags of a record. */
 enum kp_kind {
     KP_INIT = 1, KP_ASSIGN, KP_PUSH, KP_PULL, KP_PUSHPULL, KP_PULL_ROWS, KP_FETCH_STATE, KP_PUT_STATE, KP_FORGET,
     KP_LAST_ROUND, KP_DONE = 20, KP_VALUE, KP_FAILED

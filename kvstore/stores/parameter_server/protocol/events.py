@@ -2,7 +2,7 @@
 
 `machine.step(event, now)` receives one event and the time in seconds, of any monotonic clock, and returns a
 list of actions, which the loop executes in that order. A machine uses no socket, no clock and no random
-numbers, and does not read payloads. The loop may send `Tick` at any rate; ten times a second is enough.
+numbers, and does not read payloads. The loop may send `TickEvent` at any rate; ten times a second is enough.
 """
 
 from __future__ import annotations
@@ -10,7 +10,19 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
-from .messages import Answer, Batch, Control, Failure, Install, KeyEntry, Kind, Met, Record, View, Welcome
+from .messages import (
+    Batch,
+    Control,
+    Failure,
+    HelloReply,
+    InstallRequest,
+    KeyEntry,
+    MemberReply,
+    Record,
+    RecordKind,
+    ViewNotice,
+    WelcomeNotice,
+)
 
 #: Name of the scheduler's echo, where it is a peer.
 ECHO = "echo"
@@ -18,34 +30,34 @@ ECHO = "echo"
 # -------------------------------------------------------------------------------------------------- events
 
 
-class Start(NamedTuple):
-    """First event of a worker or a server: send `Hello` to the scheduler."""
+class StartEvent(NamedTuple):
+    """First event of a worker or a server: send `HelloRequest` to the scheduler."""
 
 
-class Tick(NamedTuple):
+class TickEvent(NamedTuple):
     """Time has passed."""
 
 
-class Received(NamedTuple):
+class MessageReceived(NamedTuple):
     """A message arrived.
 
-    `peer` is the sender, in the form that `Send` accepts. Scheduler: the identity of the sender's socket,
-    which is unique for ever. Server: ``"scheduler"``, or the identity of a worker's data socket. Worker:
-    ``"scheduler"``, or the rank of a server. Worker and server: `ECHO` for messages that the scheduler's echo
-    has returned.
+    `peer` is the sender, in the form that `SendMessage` accepts. Scheduler: the identity of the sender's
+    socket, which is unique for ever. Server: ``"scheduler"``, or the identity of a worker's data socket.
+    Worker: ``"scheduler"``, or the rank of a server. Worker and server: `ECHO` for messages that the
+    scheduler's echo has returned.
     """
 
     peer: Hashable
     message: Control | Batch
 
 
-class Heard(NamedTuple):
-    """Scheduler: a process, by the name in its `Hello`, has echoed a heartbeat."""
+class HeartbeatReceived(NamedTuple):
+    """Scheduler: a process, by the name in its `HelloRequest`, has echoed a heartbeat."""
 
     process: str
 
 
-class Resumed(NamedTuple):
+class SchedulerRestarted(NamedTuple):
     """Scheduler: it was restarted, for the `term`-th time, and continues from its journal."""
 
     term: int
@@ -66,11 +78,12 @@ class SliceRequest(NamedTuple):
     back: int = 0
 
 
-class Submit(NamedTuple):
-    """Worker: send these requests; the machine returns `SliceReceived` for each value and `Done` at the end.
+class SubmitRequests(NamedTuple):
+    """Worker: send requests; the machine returns `SliceReceived` for each value, then `OperationDone`.
 
-    Payloads must not change until `Done`. `op` is the caller's name of the operation. An operation on a slice
-    is submitted only when the operation before it on that slice is done; a pull counts the pushes before it.
+    Payloads must not change until `OperationDone`. `op` is the caller's name of the operation. An operation
+    on a slice is submitted only when the operation before it on that slice is done; a pull counts the pushes
+    before it.
     """
 
     op: Any
@@ -81,8 +94,8 @@ class Submit(NamedTuple):
 class RetrySlice(NamedTuple):
     """Worker: the value in shared memory changed before it was copied; request it again in a frame.
 
-    `part` is the request that was submitted. If the `Done` of `op` is among the actions that the loop is
-    executing, the loop drops it: the machine returns another `Done` later, with `error`.
+    `part` is the request that was submitted. If the `OperationDone` of `op` is among the actions that the
+    loop is executing, the loop drops it: the machine returns another `OperationDone` later, with `error`.
     """
 
     op: Any
@@ -122,11 +135,10 @@ class StreamLost(NamedTuple):
 
 
 class SchedulerRequest(NamedTuple):
-    """Worker, after `Welcome`: a request to the scheduler; `Done` has its answer.
+    """Worker, after `WelcomeNotice`: a request to the scheduler; `OperationDone` has its answer.
 
-    CreateKeys, Lookup, Ready, Drop, Barrier, JoinRounds, Settings, Command, Leave or Bye; the machine sets
-    `request` and `store`. `Leave` and `Bye` have no answer: they are done when the scheduler has received
-    them.
+    `message` is a `MemberRequest`, a `LeaveNotice` or a `ProcessEndNotice`; the machine sets `request` and
+    `store`. The two notices have no reply: they are done when the scheduler has received them.
     """
 
     op: Any
@@ -136,8 +148,8 @@ class SchedulerRequest(NamedTuple):
 class JobsApplied(NamedTuple):
     """Server: the loop has executed jobs or writes; each result is a slice and its failure, if any.
 
-    The loop returns every slice of an `Apply` or `WriteSlices` once, in any order and number of events; until
-    then the machine lets no other request use the slice. A failed job leaves the value as it was. A job
+    The loop returns every slice of an `ApplyRounds` or `WriteSlices` once, in any order and number of events;
+    until then the machine lets no other request use the slice. A failed job leaves the value as it was. A job
     that was cancelled (`AbortJobs`, `WithdrawJobs`) is listed in `given_up`: its round has no effect.
     """
 
@@ -153,25 +165,38 @@ class SnapshotSaved(NamedTuple):
 
 
 class InstallDone(NamedTuple):
-    """Server: the result of an `Install`, also of a command."""
+    """Server: the result of an `InstallRequest`, also of a command."""
 
     store: int
     version: int
     error: Failure | None = None
 
 
-_OfWorker = Submit | RetrySlice | ReadsCopied | SchedulerLost | StoodStill | StreamLost | SchedulerRequest
-Event = Start | Tick | Received | Heard | Resumed | _OfWorker | JobsApplied | SnapshotSaved | InstallDone
+_OfWorker = (
+    SubmitRequests | RetrySlice | ReadsCopied | SchedulerLost | StoodStill | StreamLost | SchedulerRequest
+)
+Event = (
+    StartEvent
+    | TickEvent
+    | MessageReceived
+    | HeartbeatReceived
+    | SchedulerRestarted
+    | _OfWorker
+    | JobsApplied
+    | SnapshotSaved
+    | InstallDone
+)
 
 # ------------------------------------------------------------------------------------------------- actions
 
-# A message of the scheduler that the loop has to know is an action without change. `Met`: the scheduler knows
-# this process, expects heartbeats, and has named the address of its `ECHO`. `Welcome`: this process is
-# admitted, and requests are accepted from now on. `View`, of a worker: a later view of the store. `Install`,
-# of a server: apply settings or a command, then pass `InstallDone` before any other event.
+# A message of the scheduler that the loop has to know is an action without change. `HelloReply`: the
+# scheduler knows this process, expects heartbeats, and has named the address of its `ECHO`. `WelcomeNotice`:
+# this process is admitted, and requests are accepted from now on. `ViewNotice`, of a worker: a later view of
+# the store. `InstallRequest`, of a server: apply settings or a command, then pass `InstallDone` before any
+# other event.
 
 
-class Send(NamedTuple):
+class SendMessage(NamedTuple):
     """Send a message. If the peer has ended or its queue is full, the message may be lost; it is repeated.
 
     Batches of a worker: `frames` are the submitted payloads, one for each record with place FRAME, and
@@ -182,7 +207,7 @@ class Send(NamedTuple):
     message: Control | Batch
 
 
-class Connect(NamedTuple):
+class ConnectServer(NamedTuple):
     """Worker: open a data socket to a server; it replaces an earlier one."""
 
     server: int
@@ -218,7 +243,7 @@ class SliceReceived(NamedTuple):
     asked: int
 
 
-class Done(NamedTuple):
+class OperationDone(NamedTuple):
     """Worker: an operation is complete, or has failed.
 
     After an error all its requests are finished too, and nothing reads its payloads any more.
@@ -226,13 +251,13 @@ class Done(NamedTuple):
 
     op: Any
     error: Failure | None = None
-    answer: Answer | None = None
+    answer: MemberReply | None = None
 
 
-class Failed(NamedTuple):
+class ProcessFailed(NamedTuple):
     """Worker, server: this process can not continue (refused, fenced, or the scheduler is lost).
 
-    All operations have received their `Done` with that error; later operations receive it at once.
+    All operations have received their `OperationDone` with that error; later operations receive it at once.
     """
 
     failure: Failure
@@ -252,7 +277,7 @@ class SliceRound(NamedTuple):
     clock: int
 
 
-class Apply(NamedTuple):
+class ApplyRounds(NamedTuple):
     """Server: sum and update; the loop passes `JobsApplied` for each slice when it is done.
 
     A value that is still being sent must be sent unchanged: copy it, or wait for the trackers. A PUSH is
@@ -298,7 +323,7 @@ class WriteSlices(NamedTuple):
     writes: list[SliceWrite]
 
 
-class Reply(NamedTuple):
+class SendReplies(NamedTuple):
     """Server: answer requests of one worker in one batch, or in several.
 
     `answers` are (kind, request, complete round, detail). The reply's record has that kind and round, and the
@@ -312,7 +337,7 @@ class Reply(NamedTuple):
 
     peer: Hashable
     batch: Batch
-    answers: list[tuple[Kind, Record, int, Any]]
+    answers: list[tuple[RecordKind, Record, int, Any]]
 
 
 class DefineSlices(NamedTuple):
@@ -323,7 +348,7 @@ class DefineSlices(NamedTuple):
 
 
 class ForgetSlices(NamedTuple):
-    """Server: drop these slices, or with None the whole store; an `Apply` may still be in progress."""
+    """Server: drop these slices, or with None the whole store; an `ApplyRounds` may still be in progress."""
 
     store: int
     slices: tuple[int, ...] | None
@@ -333,10 +358,10 @@ class SaveSnapshot(NamedTuple):
     """Server: write a snapshot soon, because a key has its first value; then pass `SnapshotSaved`."""
 
 
-class Attachment(NamedTuple):
+class WorkerAttachment(NamedTuple):
     """Server: a worker has attached (`memory`: the handle of its shared memory), or with None has left.
 
-    The loop sets `memory` of the `Attached` that is sent to the worker afterwards.
+    The loop sets `memory` of the `AttachReply` that is sent to the worker afterwards.
     """
 
     store: int
@@ -347,23 +372,25 @@ class Attachment(NamedTuple):
     host: str = ""
 
 
-class End(NamedTuple):
+class JobEnded(NamedTuple):
     """Scheduler, server: the job has ended; `error` where it ended with an error."""
 
     error: Failure | None = None
 
 
-_ByWorker = Connect | View | RoundsShrunk | RoundsSeen | SliceReceived | ReadsCopied | Done
+_ByWorker = (
+    ConnectServer | ViewNotice | RoundsShrunk | RoundsSeen | SliceReceived | ReadsCopied | OperationDone
+)
 _ByServer = (
-    Apply
+    ApplyRounds
     | AbortJobs
     | WithdrawJobs
     | WriteSlices
-    | Reply
+    | SendReplies
     | DefineSlices
     | ForgetSlices
-    | Install
+    | InstallRequest
     | SaveSnapshot
-    | Attachment
+    | WorkerAttachment
 )
-Action = Send | Met | Welcome | Failed | End | _ByWorker | _ByServer
+Action = SendMessage | HelloReply | WelcomeNotice | ProcessFailed | JobEnded | _ByWorker | _ByServer

@@ -7,7 +7,7 @@ from ....errors import KVStoreError, PeerLostError
 from .messages import Failure
 
 
-def raised(failure: Failure) -> KVStoreError:
+def as_exception(failure: Failure) -> KVStoreError:
     """Return the exception that a failure describes."""
     kind = getattr(errors, failure.error, KVStoreError)
     if not (isinstance(kind, type) and issubclass(kind, KVStoreError)):

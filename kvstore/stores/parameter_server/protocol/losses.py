@@ -13,7 +13,7 @@ _AGAIN = "start the job again, from what was saved last"
 ANEW = "start the job again, or use hierarchy='flat'"
 
 
-def lost(losses: Sequence[Loss], servers: int = 0) -> Failure:
+def loss_failure(losses: Sequence[Loss], servers: int = 0) -> Failure:
     """Return the error of the remaining processes: it is about the first loss, and names the others.
 
     `servers`: the number of servers of the job.
@@ -22,11 +22,11 @@ def lost(losses: Sequence[Loss], servers: int = 0) -> Failure:
         return Failure("PeerLostError", "a process of the job is lost")
     first = losses[0]
     others = "".join(f", and {_process_name(one)}" for one in losses[1:])
-    text = f"{_process_name(first)} is lost: {_how_lost(first)}{others}; {_advice(losses, servers)}"
+    text = f"{_process_name(first)} is lost: {_how_lost(first)}{others}; {_loss_advice(losses, servers)}"
     return Failure("PeerLostError", text, first.role, first.rank, first.silent)
 
 
-def _advice(losses: Sequence[Loss], servers: int) -> str:
+def _loss_advice(losses: Sequence[Loss], servers: int) -> str:
     gone = len({one.rank for one in losses if one.role == "server"})
     if losses[0].role == "scheduler" or gone >= max(servers, 1):
         return _AGAIN
@@ -40,13 +40,13 @@ def host_is_gone(rank: int) -> Failure:
     return Failure("PeerLostError", text, "worker", rank)
 
 
-def unmet(where: str, silent: float) -> Failure:
+def no_scheduler_failure(where: str, silent: float) -> Failure:
     """Return the error of a process that found no scheduler."""
     text = f"no scheduler has answered at {where} for {silent:.1f} s: start it, or check the address"
     return Failure("TimeoutError", text)
 
 
-def stopped(who: str, seconds: float, patience: float, why: Failure) -> Failure:
+def stopped_failure(who: str, seconds: float, patience: float, why: Failure) -> Failure:
     """Extend the error of a process that did not run for a while and was removed from its job."""
     ended = "no scheduler answers since then: the job has ended, or has gone on without it"
     what = ended if why.role == "scheduler" else why.text

@@ -1,8 +1,9 @@
 """The messages between the processes of a parameter server.
 
-Control messages are msgspec structs, each with a tag. A data message is a `Batch` of records with their
-payloads; `transport.frames` defines the bytes of both. State machines, the simulator and the loops use these
-types directly.
+Control messages are msgspec structs, each with a tag. A request is answered by a reply, a notice is not. The
+tags are older than the names of the classes, and do not change with these. A data message is a `Batch` of
+records with their payloads; `transport.frames` defines the bytes of both. State machines, the simulator and
+the loops use these types directly.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SPAN = 262144
 PROTOCOL = 11
 
 
-class Kind(enum.IntEnum):
+class RecordKind(enum.IntEnum):
     """The kind of a request or a reply."""
 
     INIT = 1  # first value of a slice; reply DONE; no effect on a slice that has a value
@@ -68,15 +69,15 @@ class PayloadLocation(enum.IntEnum):
 class Record(NamedTuple):
     """One request or reply about one slice."""
 
-    kind: Kind
+    kind: RecordKind
     slice: int
     #: The number of the request, from 1 for each worker and server; a reply repeats it.
     sequence: int
     #: Requests: the number of pushes of this worker into the slice, its own included. Replies: the last round
     #: that is complete.
     round: int = 0
-    #: The newest settings that the worker knows (`Answer.version`); a round uses the highest of its parts. Of
-    #: a state: the ordinal of its optimizer (`Install.ordinal`).
+    #: The newest settings that the worker knows (`MemberReply.version`); a round uses the highest of its
+    #: parts. Of a state: the ordinal of its optimizer (`InstallRequest.ordinal`).
     version: int = 0
     #: A stamp of `UpdateClock`, the time of a schedule; a round uses the highest of its parts.
     clock: int = 0
@@ -200,7 +201,7 @@ class KeyEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """Elements of a line: pushed rows of a dense key travel as lines, each within one slice."""
         return math.gcd(math.prod(self.spec.shape[1:]), *(part.start for part in self.slices))
 
-    def names(self) -> Iterator[tuple[int, str]]:
+    def slice_names(self) -> Iterator[tuple[int, str]]:
         """Yield each slice with a name: the key, and which part of it where the key is divided."""
         name, n = str(self.spec.key), len(self.slices)
         for at, part in enumerate(self.slices, 1):
@@ -210,7 +211,7 @@ class KeyEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 # ---------------------------------------------------------------------------------- any role -> scheduler
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
+class HelloRequest(msgspec.Struct, frozen=True, tag="Hello"):
     """The process has started. A worker sends it for each of its stores, a server once."""
 
     role: str
@@ -218,7 +219,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     """-1: the scheduler assigns one."""
     incarnation: int
     process: str
-    """The name of the process; heartbeats and `Bye` carry it too."""
+    """The name of the process; heartbeats and `ProcessEndNotice` carry it too."""
     job: str
     protocol: int
     address: str = ""
@@ -236,7 +237,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     """The version of the sender's kvstore."""
 
 
-class Bye(msgspec.Struct, frozen=True, tag=True):
+class ProcessEndNotice(msgspec.Struct, frozen=True, tag="Bye"):
     """The process ends."""
 
     process: str
@@ -244,7 +245,7 @@ class Bye(msgspec.Struct, frozen=True, tag=True):
     """It has failed: the scheduler reports its loss to the other processes."""
 
 
-class Leave(msgspec.Struct, frozen=True, tag=True):
+class LeaveNotice(msgspec.Struct, frozen=True, tag="Leave"):
     """The worker closes its store."""
 
     store: int
@@ -255,25 +256,25 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
 
 
 class MemberRequest(msgspec.Struct, frozen=True, tag=True):
-    """A request of a worker; `Answer` repeats its number."""
+    """A request of a worker; `MemberReply` repeats its number."""
 
     request: int
     store: int
 
 
-class JoinRounds(MemberRequest, frozen=True, tag=True):
+class JoinRequest(MemberRequest, frozen=True, tag="JoinRounds"):
     """The worker has no more batches; all its pushes are accepted."""
 
 
-class Begin(msgspec.Struct, frozen=True, tag=True):
+class RejoinBeginNotice(msgspec.Struct, frozen=True, tag="Begin"):
     """A worker that replaced a lost one is about to push for the first time: into this slice."""
 
     store: int
     slice: int
 
 
-class JoinPointReached(msgspec.Struct, frozen=True, tag="Reached"):
-    """The worker is about to push into the slice that `View.begin` names, in the view of this epoch."""
+class JoinPointNotice(msgspec.Struct, frozen=True, tag="Reached"):
+    """The worker is about to push into the slice that `ViewNotice.begin` names, in the view of this epoch."""
 
     store: int
     epoch: int
@@ -281,19 +282,19 @@ class JoinPointReached(msgspec.Struct, frozen=True, tag="Reached"):
     """(slice, round): its last push into each slice up to here."""
 
 
-class Barrier(MemberRequest, frozen=True, tag=True):
+class BarrierRequest(MemberRequest, frozen=True, tag="Barrier"):
     """The worker has reached its `number`-th barrier."""
 
     number: int
 
 
-class CreateKeys(MemberRequest, frozen=True, tag="Found"):
+class CreateKeysRequest(MemberRequest, frozen=True, tag="Found"):
     """The initializer requests the placement of these keys."""
 
     keys: tuple[KeySpec, ...]
 
 
-class Ready(MemberRequest, frozen=True, tag=True):
+class KeysReadyRequest(MemberRequest, frozen=True, tag="Ready"):
     """These keys have their values."""
 
     keys: tuple[Key, ...]
@@ -301,7 +302,7 @@ class Ready(MemberRequest, frozen=True, tag=True):
     """Of keys that were to move to one server: the reason why they have not moved."""
 
 
-class Lookup(MemberRequest, frozen=True, tag=True):
+class LookupRequest(MemberRequest, frozen=True, tag="Lookup"):
     """A worker requests the entries of keys; without any, of all that are ready."""
 
     keys: tuple[Key, ...]
@@ -309,13 +310,13 @@ class Lookup(MemberRequest, frozen=True, tag=True):
     """Answer when all of them are ready; else at once, with those that are."""
 
 
-class Count(MemberRequest, frozen=True, tag=True):
+class LostCountRequest(MemberRequest, frozen=True, tag="Count"):
     """Request the number of processes of the job that are lost, or have been silent for `seconds`."""
 
     seconds: float
 
 
-class Drop(MemberRequest, frozen=True, tag=True):
+class DropKeysRequest(MemberRequest, frozen=True, tag="Drop"):
     """Forget keys."""
 
     keys: tuple[Key, ...]
@@ -323,7 +324,7 @@ class Drop(MemberRequest, frozen=True, tag=True):
     """Why they have no first values, for workers that wait for these; keys with values stay then."""
 
 
-class Settings(MemberRequest, frozen=True, tag=True):
+class SettingsRequest(MemberRequest, frozen=True, tag="Settings"):
     """Install an optimizer (equal ones count once, a different one is an error), or change settings."""
 
     kind: str
@@ -338,22 +339,25 @@ class Settings(MemberRequest, frozen=True, tag=True):
     with the same place are the same request."""
 
 
-class Command(MemberRequest, frozen=True, tag=True):
+class CommandRequest(MemberRequest, frozen=True, tag="Command"):
     """`send_command_to_servers`."""
 
     head: int
     body: str
 
 
-class Installed(msgspec.Struct, frozen=True, tag=True):
-    """A server has applied settings or a command; `error`: the reason why not. `version` as in `Install`."""
+class InstallReply(msgspec.Struct, frozen=True, tag="Installed"):
+    """A server has applied settings or a command, or `error` is the reason why not.
+
+    `version` is that of the `InstallRequest`.
+    """
 
     store: int
     version: int
     error: Failure | None = None
 
 
-class Ping(msgspec.Struct, frozen=True, tag=True):
+class PingRequest(msgspec.Struct, frozen=True, tag="Ping"):
     """A request for a sign of life, in either direction."""
 
     number: int
@@ -363,7 +367,7 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
 # ---------------------------------------------------------------------------------- scheduler -> any role
 
 
-class Met(msgspec.Struct, frozen=True, tag=True):
+class HelloReply(msgspec.Struct, frozen=True, tag="Met"):
     """The hello has arrived; other processes may still be missing."""
 
     pulse: str = ""
@@ -374,7 +378,7 @@ class Met(msgspec.Struct, frozen=True, tag=True):
     """Seconds that the scheduler may be absent, because it can be restarted; 0: its silence ends the job."""
 
 
-class Welcome(msgspec.Struct, frozen=True, tag=True):
+class WelcomeNotice(msgspec.Struct, frozen=True, tag="Welcome"):
     """All processes have arrived. To a server, `store` is -1 and the view is empty."""
 
     store: int
@@ -386,12 +390,12 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     returned: bool = False
     """This worker replaces a lost one."""
     late: tuple[int, ...] = ()
-    """As in `View`."""
+    """As in `ViewNotice`."""
     seats: tuple[tuple[int, int], ...] = ()
-    """As in `View`."""
+    """As in `ViewNotice`."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class RefusalNotice(msgspec.Struct, frozen=True, tag="Refused"):
     """The process is refused: a class of `kvstore.errors` and the reason; of a `PeerLostError` the peer."""
 
     error: str
@@ -401,7 +405,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     silent: float | None = None
 
 
-class View(msgspec.Struct, frozen=True, tag=True):
+class ViewNotice(msgspec.Struct, frozen=True, tag="View"):
     """The members from now on. Epochs only grow."""
 
     store: int
@@ -421,7 +425,7 @@ class View(msgspec.Struct, frozen=True, tag=True):
     """Members that replaced lost ones and have not pushed yet: no round and no barrier waits for them."""
     begin: int = -1
     """Slice into which one of them will push first. Every other worker that reaches it sends
-    `JoinPointReached`."""
+    `JoinPointNotice`."""
     begun: int = -1
     """Rank that is late no more, because all others have reached its join point."""
     bases: tuple[tuple[int, int], ...] = ()
@@ -436,7 +440,7 @@ class View(msgspec.Struct, frozen=True, tag=True):
     newer ones."""
 
 
-class Answer(msgspec.Struct, frozen=True, tag=True):
+class MemberReply(msgspec.Struct, frozen=True, tag="Answer"):
     """The answer to a request of a worker; the request determines which fields are set."""
 
     request: int
@@ -448,10 +452,10 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     count: int = 0
     """Of settings at a barrier: the number of optimizers that were set, with that of `text`."""
     epoch: int = 0
-    """As in `Install`."""
+    """As in `InstallRequest`."""
 
 
-class Install(msgspec.Struct, frozen=True, tag=True):
+class InstallRequest(msgspec.Struct, frozen=True, tag="Install"):
     """To servers: settings of a store, or a command."""
 
     store: int
@@ -473,22 +477,22 @@ class Install(msgspec.Struct, frozen=True, tag=True):
     """Whether states are stored for one more round, as values are: a step can be withdrawn."""
 
 
-class Slices(msgspec.Struct, frozen=True, tag=True):
+class SlicesNotice(msgspec.Struct, frozen=True, tag="Slices"):
     """To servers: the slices that will be used; sent before the initializer knows of them."""
 
     store: int
     keys: tuple[KeyEntry, ...]
 
 
-class Pong(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `Ping`."""
+class PingReply(msgspec.Struct, frozen=True, tag="Pong"):
+    """The answer to `PingRequest`."""
 
     number: int
     time: int = 0
     """The scheduler's clock, in ns."""
 
 
-class Over(msgspec.Struct, frozen=True, tag=True):
+class JobEndNotice(msgspec.Struct, frozen=True, tag="Over"):
     """To servers: the job has ended."""
 
     error: str = ""
@@ -497,7 +501,7 @@ class Over(msgspec.Struct, frozen=True, tag=True):
 # ------------------------------------------------------------------------------------- worker -> server
 
 
-class Attach(msgspec.Struct, frozen=True, tag=True):
+class AttachRequest(msgspec.Struct, frozen=True, tag="Attach"):
     """First message of a worker to a server, and again after either was replaced.
 
     A worker that returned sends it once more when it has begun, to learn in which rounds.
@@ -514,7 +518,7 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     met: bool = False
     """The worker knows its bases, of this server or of its predecessor: `accepted` is complete."""
     late: bool = False
-    """The worker has not begun, to its knowledge; see `View.late`."""
+    """The worker has not begun, to its knowledge; see `ViewNotice.late`."""
     memory: str = ""
     """The handle of this process's shared memory, if it offers any; see `transport.shared_buffers`."""
     report: int = 1 << 20
@@ -527,7 +531,7 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     """Lower sequences without a reply. All other lower ones are never repeated: no request waits for them."""
 
 
-class Attached(msgspec.Struct, frozen=True, tag=True):
+class AttachReply(msgspec.Struct, frozen=True, tag="Attached"):
     """The server accepts requests of this worker from now on."""
 
     incarnation: int
@@ -543,17 +547,17 @@ class Attached(msgspec.Struct, frozen=True, tag=True):
     def __repr__(self) -> str:
         """Omit the secret."""
         shown = {name: getattr(self, name) for name in self.__struct_fields__ if name != "stream"}
-        return f"Attached({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+        return f"AttachReply({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
-class Fenced(msgspec.Struct, frozen=True, tag=True):
+class FenceNotice(msgspec.Struct, frozen=True, tag="Fenced"):
     """The receiver is no longer a member, or not yet."""
 
     epoch: int
     text: str
 
 
-class Who(msgspec.Struct, frozen=True, tag=True):
+class MissingRequest(msgspec.Struct, frozen=True, tag="Who"):
     """Request the ranks that round `round` of this slice waits for."""
 
     store: int
@@ -561,7 +565,7 @@ class Who(msgspec.Struct, frozen=True, tag=True):
     round: int
 
 
-class Missing(msgspec.Struct, frozen=True, tag=True):
+class MissingReply(msgspec.Struct, frozen=True, tag="Missing"):
     """Ranks of workers that have not pushed into the round, or of processes that have not arrived."""
 
     store: int
@@ -571,7 +575,7 @@ class Missing(msgspec.Struct, frozen=True, tag=True):
     servers: tuple[int, ...] = ()
 
 
-class LeftOut(msgspec.Struct, frozen=True, tag=True):
+class LeftOutNotice(msgspec.Struct, frozen=True, tag="LeftOut"):
     """To workers, once: rounds of this slice proceed without a worker that left and had not joined."""
 
     store: int
@@ -581,20 +585,51 @@ class LeftOut(msgspec.Struct, frozen=True, tag=True):
     """The last round that it pushed into."""
 
 
-_OfMember = JoinRounds | Barrier | CreateKeys | Ready | Lookup | Count | Drop | Settings | Command
-ToScheduler = Hello | Bye | Leave | Begin | JoinPointReached | Installed | Ping | Pong | _OfMember
-FromScheduler = Met | Welcome | Refused | View | Answer | Install | Slices | Pong | Over | Ping
-Direct = Attach | Attached | Fenced | Who | Missing | LeftOut
+_OfMember = (
+    JoinRequest
+    | BarrierRequest
+    | CreateKeysRequest
+    | KeysReadyRequest
+    | LookupRequest
+    | LostCountRequest
+    | DropKeysRequest
+    | SettingsRequest
+    | CommandRequest
+)
+ToScheduler = (
+    HelloRequest
+    | ProcessEndNotice
+    | LeaveNotice
+    | RejoinBeginNotice
+    | JoinPointNotice
+    | InstallReply
+    | PingRequest
+    | PingReply
+    | _OfMember
+)
+FromScheduler = (
+    HelloReply
+    | WelcomeNotice
+    | RefusalNotice
+    | ViewNotice
+    | MemberReply
+    | InstallRequest
+    | SlicesNotice
+    | PingReply
+    | JobEndNotice
+    | PingRequest
+)
+Direct = AttachRequest | AttachReply | FenceNotice | MissingRequest | MissingReply | LeftOutNotice
 
 
 class ReliableMessage(msgspec.Struct, frozen=True, tag="Letter"):
     """A message between the scheduler and another process: numbered, so that it can be repeated."""
 
     number: int
-    """From 1; 0: only an acknowledgement, or `Fenced` to a process that is no longer known."""
+    """From 1; 0: only an acknowledgement, or `FenceNotice` to a process that is no longer known."""
     seen: int
     """All messages of the other side up to this one have arrived."""
-    body: ToScheduler | FromScheduler | Fenced | Who | Missing | None = None
+    body: ToScheduler | FromScheduler | FenceNotice | MissingRequest | MissingReply | None = None
     term: int = 0
     """How often the scheduler was started: its own count, or the highest that the other side has read."""
 

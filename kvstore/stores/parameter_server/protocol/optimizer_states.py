@@ -120,13 +120,13 @@ def _joined_state(entry: KeyEntry, parts: list[PartState], optimizer: Optimizer)
     if spec.sparse:
         try:
             whole = [_all_rows(piece, part) for piece, part in zip(entry.slices, parts, strict=True)]
-            return _concatenated(whole, None)
+            return _join_arrays(whole, None)
         except (MemoryError, OverflowError) as error:
             raise KVStoreError(
                 f"the states of table {spec.key!r} with all its {spec.shape[0]} rows do not fit the memory "
                 "of this process"
             ) from error
-    return _concatenated([part.tree for part in parts], tuple(spec.shape))
+    return _join_arrays([part.tree for part in parts], tuple(spec.shape))
 
 
 def _all_rows(piece: Slice, part: PartState) -> Tree:
@@ -137,7 +137,7 @@ def _all_rows(piece: Slice, part: PartState) -> Tree:
     return spread_tree(part.tree, part.blank, order, piece.stop - piece.start)
 
 
-def _concatenated(trees: list[Tree], shape: tuple[int, ...] | None) -> Tree:
+def _join_arrays(trees: list[Tree], shape: tuple[int, ...] | None) -> Tree:
     """Join the states of consecutive slices, with arrays of `shape`; None: rows after rows."""
     columns = zip(*(arrays_of(tree) for tree in trees), strict=True)
     made = (np.concatenate(column) if len(column) > 1 else column[0] for column in columns)

@@ -30,12 +30,12 @@ class ReliableLink:
         self._ack_pending = False
 
     @property
-    def number(self) -> int:
+    def last_number(self) -> int:
         """The number of the last message written."""
         return self._number
 
     @property
-    def acknowledged(self) -> int:
+    def last_acknowledged(self) -> int:
         """The number up to which the other end has received all messages."""
         return self._out[0][0] - 1 if self._out else self._number
 
@@ -64,9 +64,9 @@ class ReliableLink:
         self._ack_pending = True
         if self.seen < message.number <= self.seen + _AHEAD:
             self._early[message.number] = message.body
-        return self._deliverable()
+        return self._next_bodies()
 
-    def follows(self, message: ReliableMessage) -> bool:
+    def is_current_term(self, message: ReliableMessage) -> bool:
         """Return whether a message is of the newest term of the scheduler that this end knows."""
         stale = message.term < self.term
         self.term = max(self.term, message.term)
@@ -76,7 +76,7 @@ class ReliableLink:
         """Return whether a message has a body that is not yet handled or stored."""
         return message.number > self.seen and message.number not in self._early
 
-    def resume(self, term: int, now: float) -> None:
+    def restart_repeats(self, term: int, now: float) -> None:
         """Continue after an absence: repeat soon, because the other end has to connect again first."""
         self.term = term
         self._last, self._pause = now, self.resend / 4
@@ -85,7 +85,7 @@ class ReliableLink:
         """Return an acknowledgement, if no other message has carried it."""
         return self.send_unreliable(None) if self._ack_pending else None
 
-    def again(self, now: float) -> list[ReliableMessage]:
+    def overdue_messages(self, now: float) -> list[ReliableMessage]:
         """Return the messages to repeat, if an acknowledgement is overdue; the pause grows each time."""
         if not self._out or now - self._last < self._pause:
             return []
@@ -94,7 +94,7 @@ class ReliableLink:
             ReliableMessage(number, self.seen, body, self.term) for number, body in list(self._out)[:_BURST]
         ]
 
-    def _deliverable(self) -> list[Any]:
+    def _next_bodies(self) -> list[Any]:
         bodies = []
         while self.seen + 1 in self._early:
             self.seen += 1

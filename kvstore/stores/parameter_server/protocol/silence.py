@@ -18,7 +18,7 @@ class SilenceDetector:
         #: The longest time in seconds that this process did not run since the last heartbeat.
         self.stopped = 0.0
 
-    def step(self, now: float) -> None:
+    def note_running(self, now: float) -> None:
         """Record that this process is running."""
         pause = now - self._stepped
         if pause > self._dead_after / 2:
@@ -31,25 +31,25 @@ class SilenceDetector:
         """Record a heartbeat."""
         self._heard, self._doubted, self.stopped = now, None, 0.0
 
-    def silent(self, now: float) -> float:
+    def silent_seconds(self, now: float) -> float:
         """Return the seconds since the last heartbeat."""
         return now - self._heard
 
     def is_long(self, now: float) -> bool:
         """Return whether half of the time until a loss has passed; then to request heartbeats everywhere."""
-        return self.silent(now) > self._dead_after / 2
+        return self.silent_seconds(now) > self._dead_after / 2
 
     def should_ask(self, now: float) -> bool:
         """Return whether to request a heartbeat; True counts as requested."""
         pause = self._dead_after / 10
-        if self.silent(now) <= pause or now - self._asked <= pause:
+        if self.silent_seconds(now) <= pause or now - self._asked <= pause:
             return False
         self._asked = now
         return True
 
     def is_lost(self, now: float, patience: float) -> bool:
         """Return whether no heartbeat arrived for `patience` seconds, nor since then in unread messages."""
-        if self.silent(now) <= patience:
+        if self.silent_seconds(now) <= patience:
             return False
         if self._doubted is None:
             self._doubted = now

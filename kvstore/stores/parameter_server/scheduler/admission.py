@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..protocol.messages import PROTOCOL, Failure, Hello, Met, Welcome
+from ..protocol.messages import PROTOCOL, Failure, HelloReply, HelloRequest, WelcomeNotice
 from .failure_detector import FailureDetector
-from .peers import Outgoing, Peer, Process, State
+from .peers import AdmittedProcess, PeerConnection, ProcessState, StepActions
 from .rank_assignment import RankAssignment
-from .stores import Stores
+from .stores import JobStores
 
 _OVER = Failure("FencedError", "the job is over")
 
 
-def hello_failure(hello: Hello, job: str, count: int) -> Failure | None:
+def hello_failure(hello: HelloRequest, job: str, count: int) -> Failure | None:
     """Return why a process with this hello cannot belong to the job; None if it can."""
     if hello.protocol != PROTOCOL:
         text = f"protocol {hello.protocol}, but the scheduler speaks {PROTOCOL}: run one version of kvstore"
@@ -28,13 +28,15 @@ def hello_failure(hello: Hello, job: str, count: int) -> Failure | None:
     return None
 
 
-def free_rank(assigned: Mapping[int, Process], count: int) -> int:
+def free_rank(assigned: Mapping[int, AdmittedProcess], count: int) -> int:
     """Return the lowest rank that no process has, or that a lost process had; -1 if there is none."""
-    free = (rank for rank in range(count) if rank not in assigned or assigned[rank].state == State.LOST)
+    free = (
+        rank for rank in range(count) if rank not in assigned or assigned[rank].state == ProcessState.LOST
+    )
     return next(free, -1)
 
 
-class Admission:
+class ProcessAdmission:
     """Admits processes, or refuses them, or lets them wait for a rank that another process has.
 
     `dead_after` is the silence in seconds after which a process is lost.
@@ -44,7 +46,7 @@ class Admission:
         self,
         job: str,
         assignment: RankAssignment,
-        stores: Stores,
+        stores: JobStores,
         detector: FailureDetector,
         dead_after: float,
     ) -> None:
@@ -53,7 +55,7 @@ class Admission:
         self._stores = stores
         self._detector = detector
         self._dead_after = dead_after
-        self._waiting: list[tuple[Peer, Hello]] = []  # for a rank
+        self._waiting: list[tuple[PeerConnection, HelloRequest]] = []  # for a rank
         self._closed = False
 
     @property
@@ -61,23 +63,23 @@ class Admission:
         """Return whether a process waits for a rank."""
         return bool(self._waiting)
 
-    def receive_hello(self, peer: Peer, hello: Hello, outgoing: Outgoing) -> None:
+    def receive_hello(self, peer: PeerConnection, hello: HelloRequest, outgoing: StepActions) -> None:
         """Admit a peer, refuse it, or let it wait."""
         if peer.hello is not None:
             return
         peer.hello = hello
-        error = hello_failure(hello, self._job, self._assignment.count(hello.role))
+        error = hello_failure(hello, self._job, self._assignment.process_count(hello.role))
         if error is not None:
             outgoing.refuse(peer, error)
         elif self._closed:
             outgoing.refuse(peer, _OVER)
         else:
-            outgoing.write(peer, Met())
+            outgoing.write(peer, HelloReply())
             if not self._try_admit(peer, hello, outgoing):
                 peer.since = outgoing.now
                 self._waiting.append((peer, hello))
 
-    def retry(self, outgoing: Outgoing) -> None:
+    def admit_waiting(self, outgoing: StepActions) -> None:
         """Admit or refuse the waiting processes for which this can be decided now."""
         waiting, self._waiting = self._waiting, []
         for peer, hello in waiting:
@@ -90,7 +92,7 @@ class Admission:
             else:
                 self._waiting.append((peer, hello))
 
-    def discount(self, seconds: float) -> None:
+    def discount_pause(self, seconds: float) -> None:
         """Subtract a time in which the scheduler itself was stopped from all waits.
 
         Otherwise the last heartbeat of a holder that has died would seem to be long after the wait began.
@@ -98,19 +100,19 @@ class Admission:
         for peer, _ in self._waiting:
             peer.since += seconds
 
-    def resume(self, now: float) -> None:
+    def restart_waits(self, now: float) -> None:
         """Count all waits from now on, after an absence of the scheduler."""
         for peer, _ in self._waiting:
             peer.since = now
 
-    def close(self, outgoing: Outgoing) -> None:
+    def refuse_all(self, outgoing: StepActions) -> None:
         """Refuse all further processes, and those that wait."""
         self._closed = True
         for peer, _ in self._waiting:
             outgoing.refuse(peer, _OVER)
         self._waiting.clear()
 
-    def _wait_failure(self, peer: Peer, hello: Hello, now: float) -> Failure | None:
+    def _wait_failure(self, peer: PeerConnection, hello: HelloRequest, now: float) -> Failure | None:
         """Return why a wait for a rank ends: its holder is alive, or no rank became free for too long."""
         holder = self._assignment.by_rank(hello.role).get(hello.rank)
         if holder is not None and holder.heard > peer.since + self._dead_after / 2:
@@ -120,22 +122,22 @@ class Admission:
             return Failure("ConfigError", f"the job has all of its {hello.role}s already")
         return None
 
-    def _try_admit(self, peer: Peer, hello: Hello, outgoing: Outgoing) -> bool:
+    def _try_admit(self, peer: PeerConnection, hello: HelloRequest, outgoing: StepActions) -> bool:
         """Admit or refuse a process; False if it must wait for a rank whose holder can be dead."""
         process = self._assignment.processes.get(hello.process)
-        if process is not None and process.state != State.HERE:
+        if process is not None and process.state != ProcessState.HERE:
             outgoing.fence(peer, f"{process} is no longer part of the job")
             return True
         if process is None:
             rank, holder = self._requested_rank(hello)
-            if rank < 0 or (holder is not None and holder.state == State.HERE and not hello.restarted):
+            if rank < 0 or (holder is not None and holder.state == ProcessState.HERE and not hello.restarted):
                 return False
-            if holder is not None and holder.state == State.ENDED:
+            if holder is not None and holder.state == ProcessState.ENDED:
                 outgoing.refuse(
                     peer, Failure("FencedError", f"{holder} has ended; the job continues without it")
                 )
                 return True
-            process = self._assign(rank, holder, hello, outgoing)
+            process = self._assign_rank(rank, holder, hello, outgoing)
         peer.process = process
         if hello.role == "server":
             self._add_server(peer, process, hello, outgoing)
@@ -144,40 +146,46 @@ class Admission:
             self._stores.add_worker(peer, process, hello, outgoing)
         return True
 
-    def _requested_rank(self, hello: Hello) -> tuple[int, Process | None]:
+    def _requested_rank(self, hello: HelloRequest) -> tuple[int, AdmittedProcess | None]:
         """Return the rank for a new process, -1 if none is free, and the last process with that rank."""
         assigned = self._assignment.by_rank(hello.role)
-        rank = hello.rank if hello.rank >= 0 else free_rank(assigned, self._assignment.count(hello.role))
+        rank = (
+            hello.rank if hello.rank >= 0 else free_rank(assigned, self._assignment.process_count(hello.role))
+        )
         return rank, assigned.get(rank)
 
-    def _assign(self, rank: int, holder: Process | None, hello: Hello, outgoing: Outgoing) -> Process:
+    def _assign_rank(
+        self, rank: int, holder: AdmittedProcess | None, hello: HelloRequest, outgoing: StepActions
+    ) -> AdmittedProcess:
         """Assign a rank to a new process; a process that still has it is declared lost."""
-        if holder is not None and holder.state == State.HERE:
+        if holder is not None and holder.state == ProcessState.HERE:
             self._detector.declare_lost(holder, outgoing)
-        process = Process(hello.process, hello.role, rank, hello.incarnation, outgoing.now)
+        process = AdmittedProcess(hello.process, hello.role, rank, hello.incarnation, outgoing.now)
         self._assignment.processes[hello.process] = process
         return process
 
-    def _add_server(self, peer: Peer, process: Process, hello: Hello, outgoing: Outgoing) -> None:
+    def _add_server(
+        self, peer: PeerConnection, process: AdmittedProcess, hello: HelloRequest, outgoing: StepActions
+    ) -> None:
         servers = self._assignment.servers
         filled = any(store.keys.entries for store in self._stores.values())
         if servers.final_loss is not None or (filled and not hello.restarted):
-            process.state = State.ENDED
+            process.state = ProcessState.ENDED
             text = f"server {process.rank} was lost with its values, and no server can replace it"
             outgoing.refuse(peer, Failure("FencedError", text))
             return
         process.peers[-1] = peer
-        servers.add(process, hello.address)
+        servers.add_server(process, hello.address)
         if servers.welcomed:
-            self._welcome(process.rank, outgoing)
+            self._welcome_server(process.rank, outgoing)
             self._stores.send_state(process.rank, outgoing)
-        elif not servers.missing:
+        elif not servers.missing_ranks:
             servers.welcomed = True
             for rank in sorted(servers.present):
-                self._welcome(rank, outgoing)
+                self._welcome_server(rank, outgoing)
             for store in self._stores.values():
                 self._stores.try_start(store, outgoing)
 
-    def _welcome(self, rank: int, outgoing: Outgoing) -> None:
+    def _welcome_server(self, rank: int, outgoing: StepActions) -> None:
         servers = self._assignment.servers
-        servers.send(rank, Welcome(-1, rank, servers.count, 0, (), servers.members), outgoing)
+        servers.send(rank, WelcomeNotice(-1, rank, servers.count, 0, (), servers.members), outgoing)

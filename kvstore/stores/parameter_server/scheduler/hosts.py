@@ -24,11 +24,11 @@ class HostSeats:
         #: Seats of hosts that have no more pushes.
         self.finished: set[int] = set()
 
-    def add(self, rank: int, host: str) -> None:
+    def add_host(self, rank: int, host: str) -> None:
         """Record the host of a worker, before the store starts."""
         self._hosts[rank] = host
 
-    def assign(self, ranks: Iterable[int]) -> None:
+    def assign_seats(self, ranks: Iterable[int]) -> None:
         """Assign the seats to the workers with which the store starts."""
         hosts = {rank: self._hosts[rank] for rank in sorted(ranks) if self._hosts.get(rank)}
         together = [count for count in Counter(hosts.values()).values() if count > 1]
@@ -44,7 +44,7 @@ class HostSeats:
         """Return the pairs of rank and seat, as views contain them."""
         return tuple(self.seats.items())
 
-    def refusal(self, rank: int, host: str, members: Iterable[int]) -> Failure | None:
+    def entry_failure(self, rank: int, host: str, members: Iterable[int]) -> Failure | None:
         """Return why a worker cannot enter a running store with these members; None if it can."""
         if not self.seats:
             return None

@@ -28,13 +28,13 @@ _TAIL = struct.Struct("<I4s")  # CRC-32 of the text, end
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-def packed(text: bytes) -> bytes:
+def encode_record(text: bytes) -> bytes:
     """Return the bytes of a record with this text."""
     head = _MARK + len(text).to_bytes(4, "little")
     return _HEAD.pack(_MARK, len(text), zlib.crc32(head)) + text + _TAIL.pack(zlib.crc32(text), _END)
 
 
-def unpacked(data: bytes) -> tuple[list[bytes], int]:
+def decode_records(data: bytes) -> tuple[list[bytes], int]:
     """Return the texts of the complete records of a file, and the number of bytes of these records.
 
     Bytes after that number belong to a record whose write was interrupted.
@@ -46,7 +46,7 @@ def unpacked(data: bytes) -> tuple[list[bytes], int]:
     """
     records: list[bytes] = []
     at = 0
-    while (text := _record(data, at)) is not None:
+    while (text := _record_at(data, at)) is not None:
         records.append(text)
         at += _HEAD.size + len(text) + _TAIL.size
     if not _is_cut(data[at:]):
@@ -55,14 +55,14 @@ def unpacked(data: bytes) -> tuple[list[bytes], int]:
     return records, at
 
 
-def _record(data: bytes, at: int) -> bytes | None:
-    length = _length(data[at : at + _HEAD.size])
+def _record_at(data: bytes, at: int) -> bytes | None:
+    length = _text_length(data[at : at + _HEAD.size])
     text = b"" if length is None else data[at + _HEAD.size : at + _HEAD.size + length]
-    whole = packed(text)
+    whole = encode_record(text)
     return text if data[at : at + len(whole)] == whole else None
 
 
-def _length(head: bytes) -> int | None:
+def _text_length(head: bytes) -> int | None:
     """Return the length of the text of a record; None if its head is incomplete or damaged."""
     if len(head) < _HEAD.size:
         return None
@@ -74,7 +74,7 @@ def _is_cut(rest: bytes) -> bool:
     """Return whether an interrupted write explains these bytes: they are too few, or end in zeros."""
     if len(rest) < _HEAD.size or not any(rest[-len(_END) :]):
         return True
-    length = _length(rest[: _HEAD.size])
+    length = _text_length(rest[: _HEAD.size])
     return length is not None and len(rest) < _HEAD.size + length + _TAIL.size
 
 
@@ -127,7 +127,7 @@ class JournalFile:
             Another scheduler has replaced the file.
         """
         try:
-            _write(self._file, packed(text))
+            _write_all(self._file, encode_record(text))
             os.fdatasync(self._file)
         except OSError as error:
             raise KVStoreError(
@@ -151,7 +151,7 @@ class JournalFile:
             file = os.open(self._new, _FLAGS | os.O_EXCL, 0o600)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _write(file, packed(text))
+                _write_all(file, encode_record(text))
                 os.fsync(file)
                 self._new.rename(self.path)
             except BaseException:
@@ -166,7 +166,7 @@ class JournalFile:
         before, self._file = self._file, file
         os.close(before)
 
-    def acquire(self, merge: Callable[[list[bytes]], bytes]) -> None:
+    def replace_by_merged(self, merge: Callable[[list[bytes]], bytes]) -> None:
         """Replace all records by one, which `merge` computes from them.
 
         Where locks do not reach another machine, an older scheduler may still append. Its records count if it
@@ -177,7 +177,7 @@ class JournalFile:
         try:
             while True:
                 self.replace_all(merge(self.records))
-                found = unpacked(_all_bytes(before))[0]
+                found = decode_records(_all_bytes(before))[0]
                 if found == self.records:
                     return
                 self.records = found
@@ -229,7 +229,7 @@ class JournalFile:
     def _read_records(self) -> list[bytes]:
         data = _all_bytes(self._file)
         try:
-            records, end = unpacked(data)
+            records, end = decode_records(data)
             if data and not records:
                 raise ValueError("its first record is cut short")
         except ValueError as error:
@@ -261,7 +261,7 @@ def _all_bytes(file: int) -> bytes:
         return reader.read()
 
 
-def _write(file: int, data: bytes) -> None:
+def _write_all(file: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[os.write(file, left) :]

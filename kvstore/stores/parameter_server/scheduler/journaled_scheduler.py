@@ -1,10 +1,11 @@
 """A scheduler that can be restarted: it writes its events to a journal before their actions are carried out.
 
 The machine is deterministic, so its state follows from its events. The journal has each event that changed
-the persistent state (`Outgoing.changed`), with its time, and with the heartbeats since the event before. All
-events of one iteration of the event loop are one record. After a restart `read` passes the events through a
-machine again and drops the actions: the reliable links repeat each message that is not acknowledged. The
-clock of the machine continues at the time of the last event, so an absence of the scheduler adds to no wait.
+the persistent state (`StepActions.changed`), with its time, and with the heartbeats since the event before.
+All events of one iteration of the event loop are one record. After a restart `restore_records` passes the
+events through a machine again and drops the actions: the reliable links repeat each message that is not
+acknowledged. The clock of the machine continues at the time of the last event, so an absence of the scheduler
+adds to no wait.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import msgspec
 
 from ....errors import ConfigError
 from ....source_tree import package_version
-from ..protocol.events import Action, Event, Heard, Received, Resumed, Tick
+from ..protocol.events import Action, Event, HeartbeatReceived, MessageReceived, SchedulerRestarted, TickEvent
 from ..protocol.messages import PROTOCOL, ReliableMessage
 from .journal_file import JournalFile
-from .machine import Scheduler, SchedulerOptions
-from .machine_state import dumped, loaded
+from .machine import SchedulerMachine, SchedulerOptions
+from .machine_state import dump_state, load_state
 
 _FORMAT = 3
 _LARGE = 4 << 20  # bytes of a journal; the state replaces the events of a larger one
@@ -46,8 +47,8 @@ class JournalEntry(msgspec.Struct, array_like=True):
     def event(self) -> Event:
         """Return the event for the machine."""
         if self.message is not None:
-            return Received(self.peer, self.message)
-        return Resumed(self.term) if self.term else Tick()
+            return MessageReceived(self.peer, self.message)
+        return SchedulerRestarted(self.term) if self.term else TickEvent()
 
 
 class JournalHead(msgspec.Struct, array_like=True):
@@ -70,7 +71,7 @@ class RecordedScheduler:
     """The machine with the events since the last record; `clock` returns the time in seconds."""
 
     def __init__(self, options: SchedulerOptions, clock: Callable[[], float] = time.monotonic) -> None:
-        self.machine = Scheduler(options)
+        self.machine = SchedulerMachine(options)
         self._options = dataclasses.asdict(options)
         self._clock = clock
         self._behind = 0.0  # seconds that the machine's time is behind the clock
@@ -87,9 +88,9 @@ class RecordedScheduler:
         actions = self.machine.step(event, now)
         if self.machine.changed:
             entry = JournalEntry(now, *clocks, self._heard)
-            if isinstance(event, Received) and type(event.message) is ReliableMessage:
+            if isinstance(event, MessageReceived) and type(event.message) is ReliableMessage:
                 entry.peer, entry.message = event.peer, event.message  # type: ignore[assignment]
-            elif isinstance(event, Resumed):
+            elif isinstance(event, SchedulerRestarted):
                 entry.term = event.term
             self._entries.append(entry)
             self._heard = {}
@@ -102,10 +103,10 @@ class RecordedScheduler:
         return msgspec.msgpack.encode(entries) if entries else b""
 
     def _note_heard(self, event: Event) -> None:
-        if isinstance(event, Heard):
-            process = self.machine.process(event.process)
+        if isinstance(event, HeartbeatReceived):
+            process = self.machine.process_named(event.process)
         else:
-            process = self.machine.process_of(event.peer) if isinstance(event, Received) else None
+            process = self.machine.process_of(event.peer) if isinstance(event, MessageReceived) else None
         if process is not None:
             self._heard[process.name] = process.heard
 
@@ -114,10 +115,10 @@ class RecordedScheduler:
     def state_record(self, addresses: tuple[str, str]) -> bytes:
         """Return a record of the whole state, which replaces all records before it."""
         head = JournalHead(_FORMAT, PROTOCOL, package_version(), self._options, self.machine.term, addresses)
-        head.state = dumped(self.machine.state())
+        head.state = dump_state(self.machine.state())
         return msgspec.msgpack.encode(head)
 
-    def read(self, records: list[bytes]) -> tuple[str, str]:
+    def restore_records(self, records: list[bytes]) -> tuple[str, str]:
         """Restore the machine from records; return the addresses of the heartbeats and of the echo.
 
         Raises
@@ -129,9 +130,9 @@ class RecordedScheduler:
             return "", ""
         try:
             head = _heads.decode(records[0])
-            self._check(head)
+            self._check_head(head)
             if head.state is not None:
-                self.machine.restore(loaded(head.state))
+                self.machine.restore(load_state(head.state))
             for record in records[1:]:
                 for entry in _entries.decode(record):
                     clocks = entry.stepped, entry.manned
@@ -146,7 +147,7 @@ class RecordedScheduler:
         self._behind = self._clock() - (self.machine.clocks()[0] or self._clock())
         return head.addresses
 
-    def _check(self, head: JournalHead) -> None:
+    def _check_head(self, head: JournalHead) -> None:
         mine, found = (_FORMAT, PROTOCOL, package_version()), (head.format, head.protocol, head.version)
         if mine != found:
             raise ConfigError(
@@ -178,24 +179,24 @@ class JournaledScheduler(RecordedScheduler):
         self._state_bytes = 0  # of the last state that was written
         try:
             #: Addresses of heartbeats and echo of the scheduler before this one; empty for the first.
-            self.addresses = self.read(self.journal.records)
+            self.addresses = self.restore_records(self.journal.records)
         except BaseException:
             self.journal.close()
             raise
 
-    def begin(self, addresses: tuple[str, str]) -> None:
+    def continue_job(self, addresses: tuple[str, str]) -> None:
         """Continue the job of the scheduler before this one, if any, and exclude any other scheduler."""
         self.addresses, read = addresses, self.journal.records
 
         def merged(records: list[bytes]) -> bytes:
             if records is not read:
-                self.machine.restore(Scheduler(self.machine.options).state())
-                self.read(records)
-            self.step(Resumed(self.machine.term + 1))
+                self.machine.restore(SchedulerMachine(self.machine.options).state())
+                self.restore_records(records)
+            self.step(SchedulerRestarted(self.machine.term + 1))
             self.next_record()
             return self.state_record(addresses)
 
-        self.journal.acquire(merged)
+        self.journal.replace_by_merged(merged)
 
     def commit(self) -> None:
         """Write the events since the last call to the journal; blocks until they are on disk."""

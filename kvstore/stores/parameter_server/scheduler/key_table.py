@@ -11,7 +11,7 @@ import msgspec
 
 from ....kernels import cpu
 from ....settings.definitions import is_side
-from ..protocol.messages import DIMENSIONS, KEY_BYTES, Answer, Failure, Key, KeyEntry, KeySpec, Slice
+from ..protocol.messages import DIMENSIONS, KEY_BYTES, Failure, Key, KeyEntry, KeySpec, MemberReply, Slice
 
 _MOST_SLICES = 1 << 24  # of a store
 _TYPES = cpu.dtypes()
@@ -42,7 +42,7 @@ class AwaitedKeys:
         self.missing = missing  # keys that are not ready; keys that were dropped since can be missing here
         self.waiting: list[KeyWaiter] = []
 
-    def remove(self, rank: int) -> list[KeyWaiter]:
+    def remove_waiter(self, rank: int) -> list[KeyWaiter]:
         """Remove and return the requests of a worker."""
         removed = [waiter for waiter in self.waiting if waiter.rank == rank]
         if removed:
@@ -68,39 +68,39 @@ class KeyTable:
         self._numbers = 0
         self._slices = 0
 
-    def create(
+    def create_keys(
         self, rank: int, request: int, specs: tuple[KeySpec, ...], initializer: int
-    ) -> tuple[Answer | None, tuple[KeyEntry, ...]]:
+    ) -> tuple[MemberReply | None, tuple[KeyEntry, ...]]:
         """Handle the init of a worker; return its answer, None if it must wait, and the new entries.
 
         The initializer gets the entries at once, and sets the values of keys that are not ready. Other
         workers wait until the keys have values.
         """
-        error = self._check(specs)
+        error = self._check_specs(specs)
         if error is not None:
-            return Answer(request, error=error), ()
+            return MemberReply(request, error=error), ()
         keys = tuple(spec.key for spec in specs)
         if rank != initializer and (error := self._unreported_failure(keys, rank)):
-            return Answer(request, error=error), ()
+            return MemberReply(request, error=error), ()
         if rank != initializer and self._add_waiter(keys, KeyWaiter(rank, request, specs)):
             return None, ()
-        new = tuple(self._placed(spec) for spec in specs if self._needs_place(spec))
-        return Answer(request, tuple(self._moving.get(key, self.entries[key]) for key in keys)), new
+        new = tuple(self._place_key(spec) for spec in specs if self._needs_place(spec))
+        return MemberReply(request, tuple(self._moving.get(key, self.entries[key]) for key in keys)), new
 
-    def lookup(self, rank: int, request: int, keys: tuple[Key, ...], wait: bool) -> Answer | None:
+    def lookup(self, rank: int, request: int, keys: tuple[Key, ...], wait: bool) -> MemberReply | None:
         """Return the answer with the entries of the ready keys among `keys`, or among all keys if empty.
 
         With `wait`, None until all of the keys are ready.
         """
         wanted = keys or tuple(self.entries)
         if wait and (error := self._unreported_failure(keys, rank)):
-            return Answer(request, error=error)
+            return MemberReply(request, error=error)
         if wait and self._add_waiter(keys, KeyWaiter(rank, request, ())):
             return None
         known = (self.entries.get(key) for key in wanted)
-        return Answer(request, tuple(entry for entry in known if entry is not None and entry.ready))
+        return MemberReply(request, tuple(entry for entry in known if entry is not None and entry.ready))
 
-    def mark_ready(self, keys: Sequence[Key]) -> list[tuple[int, Answer]]:
+    def mark_ready(self, keys: Sequence[Key]) -> list[tuple[int, MemberReply]]:
         """Record that keys have values; return rank and answer of the requests that waited for them."""
         for key in keys:
             entry = self.entries.get(key)
@@ -114,13 +114,13 @@ class KeyTable:
         for awaited in list(self._awaited.values()):
             awaited.missing.difference_update(keys)
             if not awaited.missing:
-                awaited.missing = self._missing(awaited.keys, awaited.whole)
+                awaited.missing = self._missing_keys(awaited.keys, awaited.whole)
             if not awaited.missing:
                 del self._awaited[awaited.keys, awaited.whole]
-                answers += self._answers(awaited)
+                answers += self._waiter_replies(awaited)
         return answers
 
-    def fail(self, keys: Sequence[Key], error: Failure, rank: int) -> list[tuple[int, Answer]]:
+    def fail_init(self, keys: Sequence[Key], error: Failure, rank: int) -> list[tuple[int, MemberReply]]:
         """Record that worker `rank` could not store the first values of keys.
 
         Return rank and answer of the requests that wait for them. The next request of each other worker gets
@@ -143,7 +143,9 @@ class KeyTable:
             reported.add(rank)
         return failures[0][0] if failures else None
 
-    def cancel_move(self, keys: Sequence[Key], error: Failure) -> tuple[list[int], list[tuple[int, Answer]]]:
+    def cancel_move(
+        self, keys: Sequence[Key], error: Failure
+    ) -> tuple[list[int], list[tuple[int, MemberReply]]]:
         """Cancel the move of keys; return its slices, and rank and answer of the waiting requests."""
         cancelled = [self._moving.pop(key) for key in keys if key in self._moving]
         failed = [
@@ -154,7 +156,7 @@ class KeyTable:
         for awaited in failed:
             del self._awaited[awaited.keys, True]
         answers = [answer for awaited in failed for answer in _failed_answers(awaited, error)]
-        return self._release(cancelled), answers
+        return self._release_slices(cancelled), answers
 
     def leave_old_places(self, rank: int, members: Iterable[int]) -> list[int]:
         """Record that a worker reads no old slices of moved keys; return those that no member reads."""
@@ -162,14 +164,16 @@ class KeyTable:
             ranks.add(rank)
         unread = [entry for entry, ranks in self._old_places if ranks.issuperset(members)]
         self._old_places = [old for old in self._old_places if not old[1].issuperset(members)]
-        return self._release(unread)
+        return self._release_slices(unread)
 
-    def promote(self, initializer: int) -> tuple[list[tuple[int, Answer]], tuple[KeyEntry, ...]]:
+    def answer_initializer(
+        self, initializer: int
+    ) -> tuple[list[tuple[int, MemberReply]], tuple[KeyEntry, ...]]:
         """Return answers and new entries for the waiting inits of a worker that is the initializer now."""
-        answers: list[tuple[int, Answer]] = []
+        answers: list[tuple[int, MemberReply]] = []
         new: list[KeyEntry] = []
         for waiter in self._remove_waiters(initializer, creating=True):
-            answer, entries = self.create(waiter.rank, waiter.request, waiter.specs, initializer)
+            answer, entries = self.create_keys(waiter.rank, waiter.request, waiter.specs, initializer)
             new += entries
             if answer is not None:
                 answers.append((waiter.rank, answer))
@@ -177,40 +181,40 @@ class KeyTable:
 
     def without_values(self, keys: Sequence[Key]) -> set[Key]:
         """Return those of the keys that have no value."""
-        return self._missing(keys, False)
+        return self._missing_keys(keys, False)
 
-    def drop(self, keys: Sequence[Key]) -> list[int]:
+    def drop_keys(self, keys: Sequence[Key]) -> list[int]:
         """Forget keys; return their slices."""
         dropped = [table.pop(key) for key in keys for table in (self.entries, self._moving) if key in table]
         dropped += [entry for entry, _ in self._old_places if entry.spec.key in keys]
         self._old_places = [old for old in self._old_places if old[0].spec.key not in keys]
-        return self._release(dropped)
+        return self._release_slices(dropped)
 
-    def _release(self, entries: list[KeyEntry]) -> list[int]:
+    def _release_slices(self, entries: list[KeyEntry]) -> list[int]:
         """Subtract the bytes of entries from the loads of the servers; return their slices."""
         for entry in entries:
-            release(self._bytes(entry), self.loads)
+            release_parts(self._bytes_by_server(entry), self.loads)
         return [slice_.id for entry in entries for slice_ in entry.slices]
 
-    def placed(self) -> tuple[KeyEntry, ...]:
+    def placed_entries(self) -> tuple[KeyEntry, ...]:
         """Return all entries of the keys: old ones that are still read, current ones, and those of moves."""
         return (*(entry for entry, _ in self._old_places), *self.entries.values(), *self._moving.values())
 
     def dropped_slices(self) -> list[int]:
         """Return the slices that no entry has any more."""
-        present = {slice_.id for entry in self.placed() for slice_ in entry.slices}
+        present = {slice_.id for entry in self.placed_entries() for slice_ in entry.slices}
         return [slice_ for slice_ in range(self._slices) if slice_ not in present]
 
     def forget_waiter(self, rank: int) -> None:
         """Forget the waiting requests of a worker."""
         self._remove_waiters(rank)
 
-    def clear(self) -> list[tuple[int, int]]:
+    def clear_waiters(self) -> list[tuple[int, int]]:
         """Return and forget rank and request of all workers that wait."""
         cleared, self._awaited = self._awaited, {}
         return [(waiter.rank, waiter.request) for awaited in cleared.values() for waiter in awaited.waiting]
 
-    def waits(self, rank: int) -> bool:
+    def is_waiting(self, rank: int) -> bool:
         """Return whether this worker waits for keys."""
         return any(waiter.rank == rank for awaited in self._awaited.values() for waiter in awaited.waiting)
 
@@ -219,7 +223,7 @@ class KeyTable:
         whole = any(spec.whole for spec in waiter.specs)
         awaited = self._awaited.get((keys, whole))
         if awaited is None:
-            missing = self._missing(keys, whole)
+            missing = self._missing_keys(keys, whole)
             if not missing:
                 return False
             awaited = self._awaited[keys, whole] = AwaitedKeys(keys, missing, whole)
@@ -230,7 +234,7 @@ class KeyTable:
         """Remove and return the waiting requests of a worker, or with `creating` only those of its inits."""
         removed = []
         for awaited in list(self._awaited.values()):
-            mine = awaited.remove(rank)
+            mine = awaited.remove_waiter(rank)
             kept = [waiter for waiter in mine if creating and not waiter.specs]
             awaited.waiting += kept
             removed += [waiter for waiter in mine if waiter not in kept]
@@ -238,7 +242,7 @@ class KeyTable:
                 del self._awaited[awaited.keys, awaited.whole]
         return removed
 
-    def _missing(self, keys: Sequence[Key], whole: bool) -> set[Key]:
+    def _missing_keys(self, keys: Sequence[Key], whole: bool) -> set[Key]:
         """Return the keys that have no value, or with `whole` that are not on one server yet."""
         entries = self.entries
         return {
@@ -254,24 +258,24 @@ class KeyTable:
             return True
         return spec.whole and entry.ready and _is_spread(entry) and spec.key not in self._moving
 
-    def _entries(self, keys: Sequence[Key]) -> tuple[KeyEntry, ...]:
+    def _entries_of(self, keys: Sequence[Key]) -> tuple[KeyEntry, ...]:
         return tuple(self.entries[key] for key in keys)
 
-    def _answers(self, awaited: AwaitedKeys) -> list[tuple[int, Answer]]:
+    def _waiter_replies(self, awaited: AwaitedKeys) -> list[tuple[int, MemberReply]]:
         """Return rank and answer of the waiting requests; all share one tuple of entries, encoded once."""
-        entries, answers = self._entries(awaited.keys), []
+        entries, answers = self._entries_of(awaited.keys), []
         for waiter in awaited.waiting:
-            error = self._check(waiter.specs)
-            answers.append((waiter.rank, Answer(waiter.request, () if error else entries, error=error)))
+            error = self._check_specs(waiter.specs)
+            answers.append((waiter.rank, MemberReply(waiter.request, () if error else entries, error=error)))
         return answers
 
-    def _placed(self, spec: KeySpec) -> KeyEntry:
-        cuts = self._cuts(spec)
+    def _place_key(self, spec: KeySpec) -> KeyEntry:
+        cuts = self._cut_key(spec)
         parts = [size for _, _, size in cuts]
         if self._keeps_whole(spec):
-            servers = place([sum(parts)], self.loads, range(len(self.loads))) * len(parts)
+            servers = place_parts([sum(parts)], self.loads, range(len(self.loads))) * len(parts)
         else:
-            servers = place(parts, self.loads, range(len(self.loads)))
+            servers = place_parts(parts, self.loads, range(len(self.loads)))
         slices = tuple(
             Slice(self._slices + at, server, start, stop)
             for at, (server, (start, stop, _)) in enumerate(zip(servers, cuts, strict=True))
@@ -284,18 +288,18 @@ class KeyTable:
         table[spec.key] = entry
         return entry
 
-    def _cuts(self, spec: KeySpec) -> list[tuple[int, int, int]]:
+    def _cut_key(self, spec: KeySpec) -> list[tuple[int, int, int]]:
         servers = 1 if self._keeps_whole(spec) else len(self.loads)
-        return sizes(spec, itemsize(spec.dtype), self.slice_bytes, servers)
+        return cut_key(spec, itemsize(spec.dtype), self.slice_bytes, servers)
 
     def _keeps_whole(self, spec: KeySpec) -> bool:
         return self.whole or spec.whole
 
-    def _bytes(self, entry: KeyEntry) -> list[tuple[int, int]]:
-        cuts = self._cuts(entry.spec)
+    def _bytes_by_server(self, entry: KeyEntry) -> list[tuple[int, int]]:
+        cuts = self._cut_key(entry.spec)
         return [(one.server, size) for one, (_, _, size) in zip(entry.slices, cuts, strict=True)]
 
-    def _check(self, specs: Sequence[KeySpec]) -> Failure | None:
+    def _check_specs(self, specs: Sequence[KeySpec]) -> Failure | None:
         first = next((key for key in self.entries if not is_side(key)), None)
         kinds = {type(spec.key) for spec in specs if not is_side(spec.key)} | {type(first)} - {type(None)}
         if len(kinds) > 1:
@@ -309,7 +313,7 @@ class KeyTable:
     def _check_one(self, spec: KeySpec) -> Failure | None:
         entry = self.entries.get(spec.key)
         if entry is not None:
-            return _differs(entry.spec, spec)
+            return _spec_conflict(entry.spec, spec)
         if (
             len(str(spec.key).encode()) > KEY_BYTES
             or len(spec.shape) > DIMENSIONS
@@ -323,13 +327,16 @@ class KeyTable:
         if not itemsize(spec.dtype):
             return Failure("DTypeError", f"key {spec.key!r}: unknown element type {spec.dtype!r}")
         slice_bytes = (1 << 62) if self.whole else self.slice_bytes
-        if not spec.sparse and count(spec, itemsize(spec.dtype), slice_bytes) + self._slices > _MOST_SLICES:
+        if (
+            not spec.sparse
+            and most_slices(spec, itemsize(spec.dtype), slice_bytes) + self._slices > _MOST_SLICES
+        ):
             return Failure("ConfigError", f"key {spec.key!r}: too many slices; raise slice_bytes")
         return None
 
 
-def _failed_answers(awaited: AwaitedKeys, error: Failure) -> list[tuple[int, Answer]]:
-    return [(waiter.rank, Answer(waiter.request, error=error)) for waiter in awaited.waiting]
+def _failed_answers(awaited: AwaitedKeys, error: Failure) -> list[tuple[int, MemberReply]]:
+    return [(waiter.rank, MemberReply(waiter.request, error=error)) for waiter in awaited.waiting]
 
 
 def _is_spread(entry: KeyEntry) -> bool:
@@ -341,7 +348,7 @@ def itemsize(dtype: str) -> int:
     return _TYPES[dtype][0] if dtype in _TYPES else 0
 
 
-def _differs(old: KeySpec, new: KeySpec) -> Failure | None:
+def _spec_conflict(old: KeySpec, new: KeySpec) -> Failure | None:
     if old.shape != new.shape:
         text = f"key {new.key!r}: this worker has shape {new.shape}, the store has {old.shape}"
         return Failure("ShapeError", text)
@@ -358,33 +365,33 @@ def _differs(old: KeySpec, new: KeySpec) -> Failure | None:
 # --------------------------------------------------------------------------------------------- placement
 
 
-def count(spec: KeySpec, itemsize: int, slice_bytes: int) -> int:
+def most_slices(spec: KeySpec, itemsize: int, slice_bytes: int) -> int:
     """Return an upper bound of the number of slices of a dense key, without cutting it."""
-    return math.prod(spec.shape) // _step(itemsize, slice_bytes) + 1
+    return math.prod(spec.shape) // _slice_step(itemsize, slice_bytes) + 1
 
 
-def _step(itemsize: int, slice_bytes: int) -> int:
+def _slice_step(itemsize: int, slice_bytes: int) -> int:
     return max(GRAIN, slice_bytes // itemsize // GRAIN * GRAIN)
 
 
-def sizes(spec: KeySpec, itemsize: int, slice_bytes: int, servers: int) -> list[tuple[int, int, int]]:
+def cut_key(spec: KeySpec, itemsize: int, slice_bytes: int, servers: int) -> list[tuple[int, int, int]]:
     """Cut one key; return (start, stop, bytes) of each slice, in elements, or in rows of a row-sparse key."""
     if spec.sparse:
-        return _rows(spec, itemsize, servers)
+        return _cut_table(spec, itemsize, servers)
     elements = math.prod(spec.shape)
-    step = _step(itemsize, slice_bytes)
+    step = _slice_step(itemsize, slice_bytes)
     starts = range(0, elements, step) if elements else (0,)
     return [(at, min(at + step, elements), (min(at + step, elements) - at) * itemsize) for at in starts]
 
 
-def _rows(spec: KeySpec, itemsize: int, servers: int) -> list[tuple[int, int, int]]:
+def _cut_table(spec: KeySpec, itemsize: int, servers: int) -> list[tuple[int, int, int]]:
     rows, width = spec.shape[0], math.prod(spec.shape[1:]) * itemsize
     parts = servers if rows * width > _MANY_ROWS and rows >= servers else 1
     edges = [rows * at // parts for at in range(parts + 1)]
     return [(start, stop, (stop - start) * width) for start, stop in itertools.pairwise(edges)]
 
 
-def place(sizes: Sequence[int], loads: list[int], allowed: Sequence[int]) -> list[int]:
+def place_parts(sizes: Sequence[int], loads: list[int], allowed: Sequence[int]) -> list[int]:
     """Assign each part to the server with the fewest bytes, the largest part first; add the bytes to `loads`.
 
     Deterministic: of equal parts the earlier one is placed first, of equal servers the lower rank is chosen.
@@ -397,7 +404,7 @@ def place(sizes: Sequence[int], loads: list[int], allowed: Sequence[int]) -> lis
     return servers
 
 
-def release(parts: Iterable[tuple[int, int]], loads: list[int]) -> None:
+def release_parts(parts: Iterable[tuple[int, int]], loads: list[int]) -> None:
     """Subtract the bytes of parts, as (server, bytes), from the loads."""
     for server, size in parts:
         loads[server] -= size

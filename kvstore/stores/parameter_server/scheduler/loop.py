@@ -19,19 +19,19 @@ from ....settings.roles import Roles
 from ....source_tree import package_version
 from ....waiting import NOTICE_AFTER
 from ..protocol import events
-from ..protocol.failures import raised
-from ..protocol.messages import PROTOCOL, Hello, Met, Pong, ReliableMessage
+from ..protocol.failures import as_exception
+from ..protocol.messages import PROTOCOL, HelloReply, HelloRequest, PingReply, ReliableMessage
 from ..protocol.view_log import tell_message
 from ..transport.sockets import SchedulerSockets
 from .journaled_scheduler import JournaledScheduler
-from .machine import Scheduler, SchedulerOptions
+from .machine import SchedulerMachine, SchedulerOptions
 
 log = logging.getLogger("kvstore.ps")
 
 _TICK = 0.1  # seconds between two ticks
 
 
-def run(
+def run_scheduler(
     roles: Roles,
     config: PsConfig,
     report: Callable[[str], None] | None = None,
@@ -53,7 +53,9 @@ def run(
     KVStoreError
         The job ended with an error, or the scheduler cannot listen at its address.
     """
-    journaled = JournaledScheduler(_options(roles, config), config.journal) if config.journal else None
+    journaled = (
+        JournaledScheduler(_scheduler_options(roles, config), config.journal) if config.journal else None
+    )
     if journaled is not None and roles.restart and not journaled.journal.records:
         journaled.journal.remove()
         log.info("the job is over: it ended before this scheduler was restarted")
@@ -61,10 +63,10 @@ def run(
     sockets = _open_sockets(roles, journaled)
     roles = roles.bound(sockets.port)
     try:
-        loop = _Loop(roles, config, sockets, journaled)
-        recording.follow(loop, _Loop.record)
+        loop = _SchedulerLoop(roles, config, sockets, journaled)
+        recording.follow(loop, _SchedulerLoop.timeline_record)
         if watch is not None:
-            watch(loop.deserted)
+            watch(loop.is_deserted)
         if report is not None:
             report(sockets.address)
         end = loop.run()
@@ -76,10 +78,10 @@ def run(
     if journaled is not None and (end.error is None or end.error.error != "FencedError"):
         journaled.journal.path.unlink(missing_ok=True)
     if end.error is not None:
-        raise raised(end.error)
+        raise as_exception(end.error)
 
 
-def _options(roles: Roles, config: PsConfig) -> SchedulerOptions:
+def _scheduler_options(roles: Roles, config: PsConfig) -> SchedulerOptions:
     return SchedulerOptions(
         roles.job,
         roles.num_workers,
@@ -101,7 +103,7 @@ def _open_sockets(roles: Roles, journaled: JournaledScheduler | None) -> Schedul
         raise
 
 
-class _Loop:
+class _SchedulerLoop:
     """The event loop of one scheduler."""
 
     def __init__(
@@ -113,11 +115,13 @@ class _Loop:
     ) -> None:
         self._sockets, self._heartbeat = sockets, config.heartbeat
         self._journaled = journaled
-        self._machine = Scheduler(_options(roles, config)) if journaled is None else journaled.machine
+        self._machine = (
+            SchedulerMachine(_scheduler_options(roles, config)) if journaled is None else journaled.machine
+        )
         self._absence = config.timeout if journaled is not None else 0.0
         self._actions: list[events.Action] = []
         if journaled is not None:
-            journaled.begin((sockets.heartbeats.address, sockets.echo))
+            journaled.continue_job((sockets.heartbeats.address, sockets.echo))
             if self._machine.term > 1:
                 log.warning(
                     "the scheduler continues job %r from its journal %s (start %d)",
@@ -126,24 +130,24 @@ class _Loop:
         self._ticked = self._pinged = self._started = time.monotonic()
         self._notice_logged = False
         self._other_versions: set[str] = set()  # processes of another version of kvstore, each reported once
-        self._ended: events.End | None = None
+        self._ended: events.JobEnded | None = None
         self._members = MembershipLog(log)
         self.counters = self._members.counters = Counters("scheduler", roles.job, 0, 1)
 
-    def deserted(self) -> bool:
+    def is_deserted(self) -> bool:
         """Return whether no worker was ever admitted."""
-        return self._machine.deserted
+        return self._machine.is_deserted
 
-    def run(self) -> events.End:
+    def run(self) -> events.JobEnded:
         """Run the event loop until the job is over."""
-        watch(self, _Loop.whereabouts)
+        watch(self, _SchedulerLoop.whereabouts)
         log.info("scheduler started at %s", self._sockets.address)
         while self._ended is None:
             for peer, message in self._sockets.receive(_TICK):
                 self._note_version(message)
-                self._step(events.Received(peer, message))
-            for process in self._sockets.heartbeats.heard():
-                self._step(events.Heard(process))
+                self._step_machine(events.MessageReceived(peer, message))
+            for process in self._sockets.heartbeats.read_echoes():
+                self._step_machine(events.HeartbeatReceived(process))
             self._tick(time.monotonic())
             self._carry_out()
         log.info("the job is over after %.1f s", time.monotonic() - self._started)
@@ -154,14 +158,18 @@ class _Loop:
         missing = self._machine.waits_for()
         return f"the scheduler waits for {missing}" if missing else "the scheduler, with all processes there"
 
-    def record(self) -> StoreRecord:
+    def timeline_record(self) -> StoreRecord:
         """Describe the scheduler for a timeline, whose reference clock is that of the scheduler."""
         return StoreRecord(self.counters.number, "scheduler", self.counters.read()["job"], 0, 1, {})
 
     def _note_version(self, message: Any) -> None:
         """Warn of a process that has another version of kvstore and speaks the same protocol."""
         hello = message.body if type(message) is ReliableMessage else None
-        if type(hello) is not Hello or hello.protocol != PROTOCOL or hello.version == package_version():
+        if (
+            type(hello) is not HelloRequest
+            or hello.protocol != PROTOCOL
+            or hello.version == package_version()
+        ):
             return
         if hello.process not in self._other_versions:
             self._other_versions.add(hello.process)
@@ -175,16 +183,16 @@ class _Loop:
         """Send heartbeats, step the machine with a tick, and log a long start, each when it is due."""
         if now - self._pinged >= self._heartbeat:
             self._pinged = now
-            self._sockets.heartbeats.ping()
+            self._sockets.heartbeats.ping_all()
         if now - self._ticked >= _TICK:
             self._ticked = now
-            self._step(events.Tick())
+            self._step_machine(events.TickEvent())
         if not self._notice_logged and now - self._started > NOTICE_AFTER:
             self._notice_logged = True
             if missing := self._machine.waits_for():
                 log.warning("the job has waited %.0f s for %s", now - self._started, missing)
 
-    def _step(self, event: events.Event) -> None:
+    def _step_machine(self, event: events.Event) -> None:
         if self._journaled is not None:
             self._actions += self._journaled.step(event)  # carried out after the event is on disk
             return
@@ -197,21 +205,21 @@ class _Loop:
             self._journaled.commit()
         actions, self._actions = self._actions, []
         for action in actions:
-            if isinstance(action, events.Send):
+            if isinstance(action, events.SendMessage):
                 tell_message(self._members, action.message)
-                self._sockets.send(action.peer, self._addressed(action.message))
-            elif isinstance(action, events.End):
+                self._sockets.send(action.peer, self._with_addresses(action.message))
+            elif isinstance(action, events.JobEnded):
                 self._ended = action
 
-    def _addressed(self, message: Any) -> Any:
+    def _with_addresses(self, message: Any) -> Any:
         """Return the message with the addresses of heartbeats and echo, or the time, if it has them."""
         if type(message) is not ReliableMessage:
             return message
-        body: Met | Pong
-        if type(message.body) is Met:
-            body = Met(self._sockets.heartbeats.address, self._sockets.echo, self._absence)
-        elif type(message.body) is Pong:
-            body = Pong(message.body.number, time.monotonic_ns())
+        body: HelloReply | PingReply
+        if type(message.body) is HelloReply:
+            body = HelloReply(self._sockets.heartbeats.address, self._sockets.echo, self._absence)
+        elif type(message.body) is PingReply:
+            body = PingReply(message.body.number, time.monotonic_ns())
         else:
             return message
         return msgspec.structs.replace(message, body=body)

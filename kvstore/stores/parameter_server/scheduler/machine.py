@@ -26,21 +26,29 @@ from typing import Any, Final, NamedTuple
 
 from ....settings.definitions import DEFAULTS
 from ..protocol import messages as m
-from ..protocol.events import Action, End, Event, Heard, Received, Resumed, Tick
+from ..protocol.events import (
+    Action,
+    Event,
+    HeartbeatReceived,
+    JobEnded,
+    MessageReceived,
+    SchedulerRestarted,
+    TickEvent,
+)
 from ..protocol.messages import Failure, ReliableMessage
 from ..protocol.reliable_link import ReliableLink
-from .admission import Admission
+from .admission import ProcessAdmission
 from .failure_detector import FailureDetector, fence_reason
 from .member_requests import MemberRequests
-from .peers import Outgoing, Peer, Process, State
+from .peers import AdmittedProcess, PeerConnection, ProcessState, StepActions
 from .rank_assignment import RankAssignment
 from .shutdown import JobShutdown
-from .stores import Stores
+from .stores import JobStores
 
 _STRANGERS = 4096  # peers that have not sent a hello
 
 
-class Transition(NamedTuple):
+class StateTransition(NamedTuple):
     """One change of the state of a process, of a store, or of the job; any of the `causes` can cause it."""
 
     subject: str
@@ -50,28 +58,27 @@ class Transition(NamedTuple):
     condition: str
 
 
-#: A process that waits for a rank is admitted at a tick, any other one at its Hello.
-TRANSITIONS: Final = tuple(
-    Transition(subject, before, after, tuple(causes.split()), condition)
-    for subject, before, after, causes, condition in (
-        ("process", "new", "here", "Hello Tick", "its rank is free, or the process that had it is lost"),
-        ("process", "here", "ended", "Bye", "it has closed its stores"),
-        ("process", "here", "ended", "Hello Tick", "a new server, where values of a lost server are missing"),
-        ("process", "here", "lost", "Tick", "no heartbeat and no message for `dead_after` seconds"),
-        ("process", "here", "lost", "Bye", "it reports that it has failed"),
-        ("process", "here", "lost", "Hello", "a restarted process has its rank"),
-        ("store", "new", "forming", "Hello Tick", "its first worker is admitted"),
-        ("store", "forming", "running", "Hello Tick Bye", "all servers, and all workers that are not lost"),
-        ("store", "forming", "broken", "Hello Tick Bye", "a server is lost and was not restarted in time"),
-        ("store", "running", "broken", "Hello Tick Bye Leave", "so, or a worker is lost (`on_peer_loss`)"),
-        ("store", "running", "over", "Leave Bye", "its last member has left"),
-        ("store", "broken", "over", "Leave Bye", "its last member has left"),
-        ("job", "gathering", "running", "Hello Tick", "all servers are there for the first time"),
-        ("job", "gathering", "over", "Bye Tick", "as from running"),
-        ("job", "running", "over", "Bye Tick", "no worker is left, or none was there for `timeout` seconds"),
-        ("job", "over", "closed", "Tick", "all processes know it, or a deadline has passed"),
-    )
+_HELLO, _TICK, _END, _LEAVE = "HelloRequest", "TickEvent", "ProcessEndNotice", "LeaveNotice"
+_ROWS = (
+    ("process", "new", "here", (_HELLO, _TICK), "its rank is free, or the process that had it is lost"),
+    ("process", "here", "ended", (_END,), "it has closed its stores"),
+    ("process", "here", "ended", (_HELLO, _TICK), "a new server, where values of a lost server are missing"),
+    ("process", "here", "lost", (_TICK,), "no heartbeat and no message for `dead_after` seconds"),
+    ("process", "here", "lost", (_END,), "it reports that it has failed"),
+    ("process", "here", "lost", (_HELLO,), "a restarted process has its rank"),
+    ("store", "new", "forming", (_HELLO, _TICK), "its first worker is admitted"),
+    ("store", "forming", "running", (_HELLO, _TICK, _END), "all servers, and all workers that are not lost"),
+    ("store", "forming", "broken", (_HELLO, _TICK, _END), "a server is lost and was not restarted in time"),
+    ("store", "running", "broken", (_HELLO, _TICK, _END, _LEAVE), "so, or a worker is lost (`on_peer_loss`)"),
+    ("store", "running", "over", (_LEAVE, _END), "its last member has left"),
+    ("store", "broken", "over", (_LEAVE, _END), "its last member has left"),
+    ("job", "gathering", "running", (_HELLO, _TICK), "all servers are there for the first time"),
+    ("job", "gathering", "over", (_END, _TICK), "as from running"),
+    ("job", "running", "over", (_END, _TICK), "no worker is left, or none was there for `timeout` seconds"),
+    ("job", "over", "closed", (_TICK,), "all processes know it, or a deadline has passed"),
 )
+#: A process that waits for a rank is admitted at a tick, any other process at its `HelloRequest`.
+TRANSITIONS: Final = tuple(StateTransition(*row) for row in _ROWS)
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,7 @@ class SchedulerOptions:
     timeout: float = DEFAULTS["timeout"]
 
 
-class Scheduler:
+class SchedulerMachine:
     """The state machine of the scheduler of one job."""
 
     def __init__(self, options: SchedulerOptions) -> None:
@@ -103,57 +110,59 @@ class Scheduler:
         #: Number of starts of the scheduler of this job; 0: it cannot be restarted.
         self.term = 0
         self._stepped: float | None = None
-        self._peers: dict[Hashable, Peer] = {}
+        self._peers: dict[Hashable, PeerConnection] = {}
         self._assignment = assignment = RankAssignment(options.num_workers, options.num_servers)
-        self._stores = stores = Stores(assignment)
+        self._stores = stores = JobStores(assignment)
         self._detector = detector = FailureDetector(
             assignment, stores, options.dead_after, options.server_grace
         )
-        self._admission = Admission(options.job, assignment, stores, detector, options.dead_after)
+        self._admission = ProcessAdmission(options.job, assignment, stores, detector, options.dead_after)
         self._shutdown = JobShutdown(assignment, stores, detector, self._admission, options.timeout)
-        self._connect()
+        self._set_handlers()
 
-    def _connect(self) -> None:
+    def _set_handlers(self) -> None:
         """Assign a handler to each kind of message."""
         self._processes = self._assignment.processes
         shutdown, requests = self._shutdown, MemberRequests(self._assignment, self._stores)
-        self._handlers: dict[type, Callable[[Peer, Any, Outgoing], None]] = {
-            m.Hello: self._admission.receive_hello,
-            m.Bye: shutdown.bye,
-            m.Leave: shutdown.leave,
-            m.Begin: requests.begin_rejoin,
-            m.JoinPointReached: requests.join_point_reached,
-            m.Installed: requests.installed,
-            m.Who: requests.send_missing,
-            m.Ping: self._ping,
+        self._handlers: dict[type, Callable[[PeerConnection, Any, StepActions], None]] = {
+            m.HelloRequest: self._admission.receive_hello,
+            m.ProcessEndNotice: shutdown.note_process_end,
+            m.LeaveNotice: shutdown.leave_store,
+            m.RejoinBeginNotice: requests.begin_rejoin,
+            m.JoinPointNotice: requests.join_point_reached,
+            m.InstallReply: requests.note_installed,
+            m.MissingRequest: requests.send_missing,
+            m.PingRequest: self._answer_ping,
         }
         of_members: dict[type, Callable[..., None]] = {
-            m.JoinRounds: requests.join_rounds,
-            m.Barrier: requests.barrier,
-            m.CreateKeys: requests.create_keys,
-            m.Ready: requests.ready,
-            m.Drop: requests.drop,
-            m.Lookup: requests.lookup,
-            m.Count: requests.count,
-            m.Settings: requests.settings,
-            m.Command: requests.command,
+            m.JoinRequest: requests.join_rounds,
+            m.BarrierRequest: requests.enter_barrier,
+            m.CreateKeysRequest: requests.create_keys,
+            m.KeysReadyRequest: requests.mark_keys_ready,
+            m.DropKeysRequest: requests.drop_keys,
+            m.LookupRequest: requests.look_up_keys,
+            m.LostCountRequest: requests.count_lost,
+            m.SettingsRequest: requests.change_settings,
+            m.CommandRequest: requests.send_command,
         }
-        self._handlers |= {kind: partial(requests.handle, answer) for kind, answer in of_members.items()}
+        self._handlers |= {
+            kind: partial(requests.handle_request, answer) for kind, answer in of_members.items()
+        }
 
     def step(self, event: Event, now: float) -> list[Action]:
         """Process one event at time `now` in seconds; return the actions for the event loop."""
-        outgoing = Outgoing(now)
+        outgoing = StepActions(now)
         self._discount_pause(now, outgoing)
         if self.ended:
             return outgoing.actions
-        if isinstance(event, Received):
-            self._received(event.peer, event.message, outgoing)
-        elif isinstance(event, Heard):
+        if isinstance(event, MessageReceived):
+            self._receive_message(event.peer, event.message, outgoing)
+        elif isinstance(event, HeartbeatReceived):
             self._detector.note_heartbeat(event.process, outgoing)
-        elif isinstance(event, Tick):
+        elif isinstance(event, TickEvent):
             self._tick(outgoing)
-        elif isinstance(event, Resumed):
-            self._resume(event.term, outgoing)
+        elif isinstance(event, SchedulerRestarted):
+            self._restart_waits(event.term, outgoing)
         self.changed = outgoing.changed
         return outgoing.actions
 
@@ -186,49 +195,49 @@ class Scheduler:
             self._peers, self._assignment, self._stores, self._detector, self._admission, self._shutdown,
             self._stepped, self.ended, self.term,
         ) = state  # fmt: skip
-        self._connect()
+        self._set_handlers()
 
-    def _resume(self, term: int, outgoing: Outgoing) -> None:
+    def _restart_waits(self, term: int, outgoing: StepActions) -> None:
         """Restart all waits for heartbeats and ranks, and repeat all unacknowledged messages."""
         self.term, outgoing.changed = term, True
-        self._detector.resume(outgoing.now)
-        self._admission.resume(outgoing.now)
-        self._shutdown.resume(outgoing.now)
+        self._detector.restart_silences(outgoing.now)
+        self._admission.restart_waits(outgoing.now)
+        self._shutdown.delay_end(outgoing.now)
         for peer in self._peers.values():
-            peer.link.resume(term, outgoing.now)
+            peer.link.restart_repeats(term, outgoing.now)
 
-    def process(self, name: str) -> Process | None:
+    def process_named(self, name: str) -> AdmittedProcess | None:
         """Return a process by its name."""
         return self._processes.get(name)
 
-    def process_of(self, name: Hashable) -> Process | None:
+    def process_of(self, name: Hashable) -> AdmittedProcess | None:
         """Return the process of a connection."""
         peer = self._peers.get(name)
         return None if peer is None else peer.process
 
     @property
-    def deserted(self) -> bool:
+    def is_deserted(self) -> bool:
         """Return whether no worker was ever admitted."""
         return not self._assignment.workers
 
     def waits_for(self) -> str:
         """Return the processes that are not present yet, for a log line."""
-        missing = [f"server {rank}" for rank in self._assignment.servers.missing]
-        missing += [f"worker {rank}" for rank in self._assignment.missing]
+        missing = [f"server {rank}" for rank in self._assignment.servers.missing_ranks]
+        missing += [f"worker {rank}" for rank in self._assignment.missing_ranks]
         return ", ".join(missing)
 
-    def _discount_pause(self, now: float, outgoing: Outgoing) -> None:
+    def _discount_pause(self, now: float, outgoing: StepActions) -> None:
         """Subtract a time in which the scheduler itself was stopped from all silences and waits."""
         if self._stepped is None:
-            self._shutdown.begin(now)
+            self._shutdown.count_from(now)
             outgoing.changed = True
         elif now - self._stepped > self.options.dead_after / 2:
-            self._detector.discount(now - self._stepped)
-            self._admission.discount(now - self._stepped)
+            self._detector.discount_pause(now - self._stepped)
+            self._admission.discount_pause(now - self._stepped)
             outgoing.changed = True
         self._stepped = now
 
-    def _received(self, name: Hashable, message: Any, outgoing: Outgoing) -> None:
+    def _receive_message(self, name: Hashable, message: Any, outgoing: StepActions) -> None:
         if type(message) is not ReliableMessage:
             return
         if message.term > self.term:
@@ -236,10 +245,10 @@ class Scheduler:
             return
         peer = self._peers.get(name) or self._add_peer(name, outgoing.now)
         process = peer.process
-        if message.seen > peer.link.number:
+        if message.seen > peer.link.last_number:
             outgoing.fence(peer, "this scheduler is not the one that you know; start the job again")
             return
-        if process is not None and process.state == State.LOST:
+        if process is not None and process.state == ProcessState.LOST:
             outgoing.fence(peer, fence_reason(process))
             return
         if process is not None:
@@ -247,23 +256,25 @@ class Scheduler:
         outgoing.changed = outgoing.changed or peer.link.is_new(message)
         for body in peer.link.read(message, outgoing.now):
             handler = self._handlers.get(type(body))
-            if handler is not None and (peer.hello is not None or type(body) is m.Hello):
+            if handler is not None and (peer.hello is not None or type(body) is m.HelloRequest):
                 handler(peer, body, outgoing)
         outgoing.acknowledge(peer)
 
-    def _end_fenced(self, term: int, outgoing: Outgoing) -> None:
+    def _end_fenced(self, term: int, outgoing: StepActions) -> None:
         """End because a newer scheduler of this job was started, which replaces this one."""
         self.ended = outgoing.changed = True
         text = (
             f"this scheduler (start {self.term} of its job) was replaced: another scheduler was started "
             f"(start {term}), and the job continues with that scheduler"
         )
-        outgoing.actions.append(End(Failure("FencedError", text)))
+        outgoing.actions.append(JobEnded(Failure("FencedError", text)))
 
-    def _add_peer(self, name: Hashable, now: float) -> Peer:
+    def _add_peer(self, name: Hashable, now: float) -> PeerConnection:
         if len(self._peers) > _STRANGERS + 2 * len(self._processes):
             self._forget_strangers(now)
-        peer = self._peers[name] = Peer(name, ReliableLink(self.options.resend_after, self.term), now)
+        peer = self._peers[name] = PeerConnection(
+            name, ReliableLink(self.options.resend_after, self.term), now
+        )
         return peer
 
     def _forget_strangers(self, now: float) -> None:
@@ -275,18 +286,18 @@ class Scheduler:
         for name in old:
             del self._peers[name]
 
-    def _ping(self, peer: Peer, message: m.Ping, outgoing: Outgoing) -> None:
-        outgoing.send_unreliable(peer, m.Pong(message.number))
+    def _answer_ping(self, peer: PeerConnection, message: m.PingRequest, outgoing: StepActions) -> None:
+        outgoing.send_unreliable(peer, m.PingReply(message.number))
 
-    def _tick(self, outgoing: Outgoing) -> None:
-        self._detector.check(outgoing)
-        self._admission.retry(outgoing)
-        self._shutdown.check(outgoing)
+    def _tick(self, outgoing: StepActions) -> None:
+        self._detector.check_silences(outgoing)
+        self._admission.admit_waiting(outgoing)
+        self._shutdown.check_over(outgoing)
         self._stores.send_stale_views(outgoing)
         peers = self._peers.values()
         for peer in peers:
-            if peer.process is None or peer.process.state == State.HERE:
+            if peer.process is None or peer.process.state == ProcessState.HERE:
                 outgoing.repeat(peer)
-        self.ended = self._shutdown.close(
+        self.ended = self._shutdown.close_if_over(
             peers, self.options.dead_after, self.options.resend_after / 5, outgoing
         )

@@ -29,24 +29,52 @@ from . import (
 )
 from . import settings as store_settings
 
-_STATE_CLASSES = (
-    ReliableLink, peers.Process, peers.Peer, rank_assignment.Servers, rank_assignment.RankAssignment,
-    stores.Stores, failure_detector.FailureDetector, admission.Admission, shutdown.JobShutdown,
-    store_membership.StoreMembership, rejoins.RejoinCoordinator, hosts.HostSeats, key_table.KeyTable,
-    key_table.AwaitedKeys, store_settings.SettingsTable, store_settings.Installation, SettingsLog, Change,
-)  # fmt: skip
-_CLASSES: dict[str, Any] = {cls.__name__: cls for cls in _STATE_CLASSES}
+#: By the names that journals contain: a class may be renamed, its name here stays. So do all names of fields.
+_CLASSES: dict[str, Any] = {
+    "ReliableLink": ReliableLink,
+    "Process": peers.AdmittedProcess,
+    "Peer": peers.PeerConnection,
+    "Servers": rank_assignment.ServerTable,
+    "RankAssignment": rank_assignment.RankAssignment,
+    "Stores": stores.JobStores,
+    "FailureDetector": failure_detector.FailureDetector,
+    "Admission": admission.ProcessAdmission,
+    "JobShutdown": shutdown.JobShutdown,
+    "StoreMembership": store_membership.StoreMembership,
+    "RejoinCoordinator": rejoins.RejoinCoordinator,
+    "HostSeats": hosts.HostSeats,
+    "KeyTable": key_table.KeyTable,
+    "AwaitedKeys": key_table.AwaitedKeys,
+    "SettingsTable": store_settings.SettingsTable,
+    "Installation": store_settings.PendingInstall,
+    "SettingsLog": SettingsLog,
+    "Change": Change,
+}
 _TUPLES: dict[str, Any] = {cls.__name__: cls for cls in (key_table.KeyWaiter, rejoins.JoinPoint, SettingsAt)}
+#: Tags of messages that have other names in journals.
+_NAME_OF_TAG = {"Found": "CreateKeys", "Reached": "JoinPointReached", "Letter": "ReliableMessage"}
+
+
+def message_name(kind: type[msgspec.Struct]) -> str:
+    """Return the name of a kind of message in journals: its tag, or the name of a class without a tag."""
+    tag = str(kind.__struct_config__.tag or kind.__name__)
+    return _NAME_OF_TAG.get(tag, tag)
+
+
 _MESSAGES: dict[str, Any] = {
-    name: value
-    for name, value in vars(messages).items()
+    message_name(value): value
+    for value in vars(messages).values()
     if isinstance(value, type) and issubclass(value, msgspec.Struct)
+}
+#: The names of all classes above but the collections.
+_NAMES: dict[type, str] = {
+    cls: name for table in (_CLASSES, _TUPLES, _MESSAGES) for name, cls in table.items()
 }
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _SEQUENCES = {"list": list, "set": set, "deque": deque}
 
 
-def dumped(value: Any) -> Any:
+def dump_state(value: Any) -> Any:
     """Convert a value to data that msgpack can encode.
 
     Raises
@@ -54,21 +82,21 @@ def dumped(value: Any) -> Any:
     TypeError
         The value contains an object of a class that is not on the list.
     """
-    return _Writer().write(value)
+    return _StateWriter().write(value)
 
 
-def loaded(data: Any) -> Any:
-    """Return the value of which `dumped` has made the data.
+def load_state(data: Any) -> Any:
+    """Return the value of which `dump_state` has made the data.
 
     Raises
     ------
     KeyError, TypeError, ValueError
-        `dumped` cannot have made the data.
+        `dump_state` cannot have made the data.
     """
-    return _Reader().read(data)
+    return _StateReader().read(data)
 
 
-class _Writer:
+class _StateWriter:
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
         self._alive: list[Any] = []  # keeps the ids of written objects from being used again
@@ -79,12 +107,13 @@ class _Writer:
             return value
         if isinstance(value, enum.Enum):
             return ["enum", value.value]
-        if kind.__name__ in _MESSAGES and kind is _MESSAGES[kind.__name__]:
-            return ["message", kind.__name__, msgspec.to_builtins(value, builtin_types=(bytes,))]
+        name = _NAMES.get(kind, "")
+        if name in _MESSAGES:
+            return ["message", name, msgspec.to_builtins(value, builtin_types=(bytes,))]
         if kind is tuple or kind is frozenset:
             return [kind.__name__, [self.write(one) for one in value]]
-        if kind.__name__ in _TUPLES:
-            return ["named", kind.__name__, [self.write(one) for one in value]]
+        if name in _TUPLES:
+            return ["named", name, [self.write(one) for one in value]]
         number = self._numbers.get(id(value))
         if number is not None:
             return ["again", number]
@@ -94,12 +123,12 @@ class _Writer:
             return ["dict", number, [[self.write(key), self.write(one)] for key, one in value.items()]]
         if kind.__name__ in _SEQUENCES:
             return [kind.__name__, number, [self.write(one) for one in value]]
-        if _CLASSES.get(kind.__name__) is not kind:
+        if name not in _CLASSES:
             raise TypeError(f"the journal cannot store an object of class {kind.__qualname__}")
-        return ["object", number, kind.__name__, {name: self.write(one) for name, one in _attributes(value)}]
+        return ["object", number, name, {field: self.write(one) for field, one in _attribute_items(value)}]
 
 
-class _Reader:
+class _StateReader:
     def __init__(self) -> None:
         self._made: dict[int, Any] = {}
 
@@ -108,7 +137,7 @@ class _Reader:
             return data
         kind, *rest = data
         if kind == "enum":
-            return peers.State(rest[0])
+            return peers.ProcessState(rest[0])
         if kind == "message":
             return msgspec.convert(rest[1], _MESSAGES[rest[0]])
         if kind in ("tuple", "frozenset"):
@@ -117,9 +146,9 @@ class _Reader:
             return _TUPLES[rest[0]](*map(self.read, rest[1]))
         if kind == "again":
             return self._made[rest[0]]
-        return self._mutable(kind, *rest)
+        return self._read_mutable(kind, *rest)
 
-    def _mutable(self, kind: str, number: int, *rest: Any) -> Any:
+    def _read_mutable(self, kind: str, number: int, *rest: Any) -> Any:
         made: Any
         if kind == "dict":
             made = self._made[number] = {}
@@ -136,6 +165,6 @@ class _Reader:
         return made
 
 
-def _attributes(value: Any) -> list[tuple[str, Any]]:
+def _attribute_items(value: Any) -> list[tuple[str, Any]]:
     names = getattr(type(value), "__slots__", None) or vars(value)
     return [(name, getattr(value, name)) for name in names]

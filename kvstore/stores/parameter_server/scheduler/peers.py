@@ -7,13 +7,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..protocol.events import Action, Send
-from ..protocol.messages import Failure, Fenced, Hello, Refused
+from ..protocol.events import Action, SendMessage
+from ..protocol.messages import Failure, FenceNotice, HelloRequest, RefusalNotice
 from ..protocol.reliable_link import ReliableLink
 from .store_membership import StoreMembership
 
 
-class State(enum.Enum):
+class ProcessState(enum.Enum):
     """The state of a process; `machine.TRANSITIONS` lists the events that change it."""
 
     HERE = "here"
@@ -22,7 +22,7 @@ class State(enum.Enum):
 
 
 @dataclass(eq=False)
-class Process:
+class AdmittedProcess:
     """A process of the job; `peers` has one connection of a worker for each store, and -1 for a server."""
 
     name: str
@@ -30,22 +30,22 @@ class Process:
     rank: int
     incarnation: int
     heard: float
-    state: State = State.HERE
-    peers: dict[int, Peer] = field(default_factory=dict, repr=False)
+    state: ProcessState = ProcessState.HERE
+    peers: dict[int, PeerConnection] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
         return f"{self.role} {self.rank}"
 
 
 @dataclass(eq=False)
-class Peer:
+class PeerConnection:
     """One connection: that of one store of a worker, or of a server."""
 
     name: Hashable
     link: ReliableLink
     since: float
-    hello: Hello | None = None
-    process: Process | None = None
+    hello: HelloRequest | None = None
+    process: AdmittedProcess | None = None
     store: StoreMembership | None = None
 
     @property
@@ -54,7 +54,7 @@ class Peer:
         return self.process.rank if self.process is not None else -1
 
 
-class Outgoing:
+class StepActions:
     """The actions of one step of the scheduler, and the time `now` of the step."""
 
     __slots__ = ("actions", "changed", "now")
@@ -65,29 +65,33 @@ class Outgoing:
         self.changed = False
         self.actions: list[Action] = []
 
-    def write(self, peer: Peer, body: Any) -> None:
+    def write(self, peer: PeerConnection, body: Any) -> None:
         """Send a message; the link repeats it until it is acknowledged."""
         self.changed = True
-        self.actions.append(Send(peer.name, peer.link.write(body, self.now)))
+        self.actions.append(SendMessage(peer.name, peer.link.write(body, self.now)))
 
-    def send_unreliable(self, peer: Peer, body: Any) -> None:
+    def send_unreliable(self, peer: PeerConnection, body: Any) -> None:
         """Send a message that is not repeated if it is lost."""
-        self.actions.append(Send(peer.name, peer.link.send_unreliable(body)))
+        self.actions.append(SendMessage(peer.name, peer.link.send_unreliable(body)))
 
-    def fence(self, peer: Peer, text: str) -> None:
+    def fence(self, peer: PeerConnection, text: str) -> None:
         """Tell a peer that its process is not, or no longer, part of the job."""
-        self.send_unreliable(peer, Fenced(0, text))
+        self.send_unreliable(peer, FenceNotice(0, text))
 
-    def refuse(self, peer: Peer, failure: Failure) -> None:
+    def refuse(self, peer: PeerConnection, failure: Failure) -> None:
         """Tell a peer why its store or its server cannot take part in the job."""
-        self.write(peer, Refused(failure.error, failure.text, failure.role, failure.rank, failure.silent))
+        self.write(
+            peer, RefusalNotice(failure.error, failure.text, failure.role, failure.rank, failure.silent)
+        )
 
-    def acknowledge(self, peer: Peer) -> None:
+    def acknowledge(self, peer: PeerConnection) -> None:
         """Acknowledge the received messages, unless another message of this step does."""
         acknowledgement = peer.link.pending_ack()
         if acknowledgement is not None:
-            self.actions.append(Send(peer.name, acknowledgement))
+            self.actions.append(SendMessage(peer.name, acknowledgement))
 
-    def repeat(self, peer: Peer) -> None:
+    def repeat(self, peer: PeerConnection) -> None:
         """Send the messages again that have been unacknowledged for too long."""
-        self.actions.extend(Send(peer.name, message) for message in peer.link.again(self.now))
+        self.actions.extend(
+            SendMessage(peer.name, message) for message in peer.link.overdue_messages(self.now)
+        )

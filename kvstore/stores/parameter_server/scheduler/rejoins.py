@@ -1,10 +1,11 @@
 """How a restarted worker rejoins the rounds of a store: the choice of the first rounds that wait for it.
 
 When a worker returns, the other workers are in the middle of a pass over their keys, and the returned worker
-begins a pass. It reports the slice into which it pushes first (`Begin`): its join point. When another worker
-is about to push into that slice again, it reports the rounds that it has pushed so far (`JoinPointReached`).
-When all other workers have reported, the returned worker joins after the largest reported round of each
-slice. So all workers agree on the first round that waits for it, and until then no round waits for it.
+begins a pass. It reports the slice into which it pushes first (`RejoinBeginNotice`): its join point. When
+another worker is about to push into that slice again, it reports the rounds that it has pushed so far
+(`JoinPointNotice`). When all other workers have reported, the returned worker joins after the largest
+reported round of each slice. So all workers agree on the first round that waits for it, and until then no
+round waits for it.
 
 One worker joins at a time. If a member is lost, leaves, joins or returns before that, the epoch changes, and
 the other workers report again: rounds may have been completed that counted a member which is gone.
@@ -38,18 +39,18 @@ class RejoinCoordinator:
         """Return the slice into which the next worker to join pushes first; -1 if no worker waits."""
         return self._queue[0][1] if self._queue else -1
 
-    def add(self, rank: int) -> None:
+    def add_worker(self, rank: int) -> None:
         """Add a restarted worker."""
         self.rejoining.add(rank)
 
-    def remove(self, rank: int) -> None:
+    def remove_worker(self, rank: int) -> None:
         """Forget a worker."""
         self.rejoining.discard(rank)
         self._queue = [queued for queued in self._queue if queued[0] != rank]
 
-    def enqueue(self, rank: int, slice_: int) -> bool:
+    def enqueue_join(self, rank: int, slice_: int) -> bool:
         """Record the join point of a restarted worker; return whether it is the next to join."""
-        if rank not in self.rejoining or self.waits(rank):
+        if rank not in self.rejoining or self.is_waiting(rank):
             return False
         self._queue.append((rank, slice_))
         return len(self._queue) == 1
@@ -58,17 +59,17 @@ class RejoinCoordinator:
         """Record the rounds that another worker has pushed when it reached the join point."""
         self._reports[rank] = (epoch, pushed)
 
-    def unreported(self, others: Iterable[int], epoch: int) -> list[int]:
+    def unreported_ranks(self, others: Iterable[int], epoch: int) -> list[int]:
         """Return the ranks that have not reported in this epoch."""
         return sorted(rank for rank in others if self._reports.get(rank, (-1, ()))[0] != epoch)
 
-    def waits(self, rank: int) -> bool:
+    def is_waiting(self, rank: int) -> bool:
         """Return whether this worker waits until the other workers have reached its join point."""
         return any(queued[0] == rank for queued in self._queue)
 
     def complete_next(self, others: frozenset[int], epoch: int) -> JoinPoint | None:
         """Let the next worker join, if all others have reported; None if not."""
-        if not self._queue or self.unreported(others, epoch):
+        if not self._queue or self.unreported_ranks(others, epoch):
             return None
         rank, _ = self._queue.pop(0)
         self.rejoining.discard(rank)

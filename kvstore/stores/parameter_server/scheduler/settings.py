@@ -7,15 +7,17 @@ from collections.abc import Container, Iterable
 from ....errors import ConfigError
 from ....optimizer.descriptions import conflict
 from ....optimizer.settings_log import NEW, Change, SettingsAt, SettingsLog
-from ..protocol.messages import Answer, Command, Failure, Install, Settings
+from ..protocol.messages import CommandRequest, Failure, InstallRequest, MemberReply, SettingsRequest
 
 _KEPT = 1024  # number of newest changes; servers keep as many, for rounds in progress
 
 
-class Installation:
+class PendingInstall:
     """Settings or a command that not all servers have installed yet, and the requests that wait for this."""
 
-    def __init__(self, install: Install, servers: Iterable[int], changes: Iterable[Change] = ()) -> None:
+    def __init__(
+        self, install: InstallRequest, servers: Iterable[int], changes: Iterable[Change] = ()
+    ) -> None:
         self.install = install
         self.pending = set(servers)
         #: Changes that are new to all servers; if a server refuses them, the last change is withdrawn.
@@ -41,21 +43,21 @@ class SettingsTable:
         self.store = store
         self.log = SettingsLog()
         #: By number, until all servers have installed them.
-        self.pending: dict[int, Installation] = {}
+        self.pending: dict[int, PendingInstall] = {}
         self._numbers = 0
-        self._newest: dict[int, Install] = {}  # by place
+        self._newest: dict[int, InstallRequest] = {}  # by place
         self._optimizers: dict[int, Change] = {}  # by ordinal
         self._returned: dict[
             int, tuple[int, ...]
         ] = {}  # by rank of a restarted worker: key of its last change
         self._forgotten: set[str] = set()  # kinds of changes
-        #: As `Installation.waiting`, for requests whose changes all servers have.
+        #: As `PendingInstall.waiting`, for requests whose changes all servers have.
         self._done: list[tuple[int, int, Change | None]] = []
         self._most = 2 * _KEPT
 
     def request_change(
-        self, rank: int, asked: Settings, servers: set[int], unpaced: Iterable[int] = ()
-    ) -> list[Install]:
+        self, rank: int, asked: SettingsRequest, servers: set[int], unpaced: Iterable[int] = ()
+    ) -> list[InstallRequest]:
         """Handle a change that a worker requests, and return the messages for the servers.
 
         `unpaced` are workers whose progress no round limits: changes that they have not reached are kept.
@@ -66,7 +68,7 @@ class SettingsTable:
             The change contradicts a change of another worker, or the store has another optimizer.
         """
         affected: list[Change] = []
-        change = self._find(rank, asked)
+        change = self._find_equal(rank, asked)
         if change is None and asked.kind in NEW and asked.ordinal in self._optimizers:
             there = self._optimizers[asked.ordinal]
             raise ConfigError(conflict(there.text, there.rank, asked.text, rank))
@@ -83,25 +85,25 @@ class SettingsTable:
             self._install_at(place, servers, [change] if place == change.place else [])
             for place in dict.fromkeys(one.place for one in affected)
         ]
-        self._wait(rank, asked.request, change)
-        self._cut(unpaced)
+        self._add_waiter(rank, asked.request, change)
+        self._forget_old(unpaced)
         return installs
 
-    def immediate_answers(self) -> list[tuple[int, Answer]]:
+    def immediate_answers(self) -> list[tuple[int, MemberReply]]:
         """Return and forget rank and answer of requests whose changes all servers had already."""
         done, self._done = self._done, []
-        return self._answers(done, None)
+        return self._replies_to(done, None)
 
-    def command(self, rank: int, asked: Command, servers: set[int]) -> Install:
+    def request_command(self, rank: int, asked: CommandRequest, servers: set[int]) -> InstallRequest:
         """Return the message of a new command for the servers."""
-        install = self._number("command", asked.body, asked.head)
-        installation = self.pending[install.version] = Installation(install, servers)
+        install = self._numbered_install("command", asked.body, asked.head)
+        installation = self.pending[install.version] = PendingInstall(install, servers)
         installation.waiting.append((rank, asked.request, None))
         return install
 
     def note_installed(
         self, server: int, number: int, error: Failure | None, servers: Iterable[int]
-    ) -> tuple[list[tuple[int, Answer]], list[Install]]:
+    ) -> tuple[list[tuple[int, MemberReply]], list[InstallRequest]]:
         """Record that a server has installed settings or a command, or has refused them with an error.
 
         Returns rank and answer of the requests that waited for this, and the messages for the servers if a
@@ -116,10 +118,10 @@ class SettingsTable:
             return [], []
         del self.pending[number]
         if installation.error is None or not installation.changes:
-            return self._answers(installation.waiting, installation.error), []
-        return self._withdraw(installation, installation.error, servers)
+            return self._replies_to(installation.waiting, installation.error), []
+        return self._withdraw_change(installation, installation.error, servers)
 
-    def forget(self, rank: int) -> None:
+    def forget_rank(self, rank: int) -> None:
         """Prepare for another process with this rank, which makes its changes from the beginning."""
         self.log.forget(rank)
         if self.log.changes:
@@ -127,7 +129,7 @@ class SettingsTable:
         for one in self.pending.values():
             one.waiting = [waiting for waiting in one.waiting if waiting[0] != rank]
 
-    def clear(self) -> list[tuple[int, int]]:
+    def clear_waiters(self) -> list[tuple[int, int]]:
         """Return and forget rank and request of all workers that wait."""
         gone: list[tuple[int, int]] = []
         for one in self.pending.values():
@@ -135,17 +137,17 @@ class SettingsTable:
             one.waiting = []
         return gone
 
-    def for_restarted_server(self, server: int) -> list[Install]:
+    def for_restarted_server(self, server: int) -> list[InstallRequest]:
         """Return the messages for a restarted server, in order."""
         commands = [one.install for one in self.pending.values() if server in one.pending]
         installs = {install.version: install for install in (*self._newest.values(), *commands)}
         return [installs[number] for number in sorted(installs)]
 
-    def barrier_answer(self, request: int) -> Answer:
+    def barrier_answer(self, request: int) -> MemberReply:
         """Return the answer to a worker at a barrier: the newest settings."""
         since = max(self._newest, default=-1) + 1
         newest = self.log.newest
-        return Answer(request, version=since, text=newest.text, count=newest.ordinal)
+        return MemberReply(request, version=since, text=newest.text, count=newest.ordinal)
 
     def newest_place(self, rank: int) -> int:
         """Return the first place with the newest settings that a worker has changed; 0 if there are none."""
@@ -153,7 +155,7 @@ class SettingsTable:
 
     # ---------------------------------------------------------------------------------------------- changes
 
-    def _find(self, rank: int, asked: Settings) -> Change | None:
+    def _find_equal(self, rank: int, asked: SettingsRequest) -> Change | None:
         """Return the equal change of another worker that this request repeats; None if there is none."""
         if asked.kind in NEW:
             found = self._optimizers.get(asked.ordinal)
@@ -171,9 +173,9 @@ class SettingsTable:
     def _last_place(self) -> int:
         return self.log.changes[-1].place if self.log.changes else 0
 
-    def _withdraw(
-        self, refused: Installation, error: Failure, servers: Iterable[int]
-    ) -> tuple[list[tuple[int, Answer]], list[Install]]:
+    def _withdraw_change(
+        self, refused: PendingInstall, error: Failure, servers: Iterable[int]
+    ) -> tuple[list[tuple[int, MemberReply]], list[InstallRequest]]:
         """Withdraw the last change of a refused installation, and the changes that are not valid without it.
 
         The requests of these changes are answered with an error. The other requests wait until the servers
@@ -192,11 +194,13 @@ class SettingsTable:
             for place in dict.fromkeys(one.place for one in (*gone, *affected))
         ]
         del self.pending[refused.install.version]
-        answers: list[tuple[int, Answer]] = []
+        answers: list[tuple[int, MemberReply]] = []
         for one in self.pending.values():
             ended = [waiting for waiting in one.waiting if waiting[2] in gone]
             one.waiting = [waiting for waiting in one.waiting if waiting[2] not in gone]
-            answers += [(rank, Answer(request, error=gone[made])) for rank, request, made in ended if made]
+            answers += [
+                (rank, MemberReply(request, error=gone[made])) for rank, request, made in ended if made
+            ]
         return answers, installs
 
     def _take_unconfirmed(self, place: int, gone: Container[Change]) -> list[Change]:
@@ -208,46 +212,46 @@ class SettingsTable:
                 one.changes = []
         return found
 
-    def _install_at(self, place: int, servers: Iterable[int], changes: list[Change]) -> Install:
+    def _install_at(self, place: int, servers: Iterable[int], changes: list[Change]) -> InstallRequest:
         """Return the message with the settings of a place; its requests now wait for this installation."""
         settings = self.log.settings_at(place)
-        install = self._number("settings", settings.text, since=place + 1, settings=settings)
+        install = self._numbered_install("settings", settings.text, since=place + 1, settings=settings)
         before = self._newest.get(place)
         replaced = self.pending.get(before.version) if before is not None else None
         self._newest[place] = install
-        installation = self.pending[install.version] = Installation(install, servers, changes)
+        installation = self.pending[install.version] = PendingInstall(install, servers, changes)
         if replaced is not None:
             replaced.waiting, installation.waiting = [], replaced.waiting
         return install
 
-    def _answers(
+    def _replies_to(
         self, done: Iterable[tuple[int, int, Change | None]], error: Failure | None
-    ) -> list[tuple[int, Answer]]:
+    ) -> list[tuple[int, MemberReply]]:
         """Return rank and answer of waiting requests."""
-        return [(rank, self._answer(request, change, error)) for rank, request, change in done]
+        return [(rank, self._reply_to(request, change, error)) for rank, request, change in done]
 
-    def _answer(self, request: int, change: Change | None, error: Failure | None) -> Answer:
+    def _reply_to(self, request: int, change: Change | None, error: Failure | None) -> MemberReply:
         if change is None or error is not None:
-            return Answer(request, error=error)
+            return MemberReply(request, error=error)
         settings = self.log.settings_for(change)
-        return Answer(request, version=change.place + 1, epoch=settings.epoch, text=settings.text)
+        return MemberReply(request, version=change.place + 1, epoch=settings.epoch, text=settings.text)
 
-    def _number(
+    def _numbered_install(
         self, kind: str, text: str, head: int = 0, since: int = 0, settings: SettingsAt | None = None
-    ) -> Install:
+    ) -> InstallRequest:
         self._numbers += 1
         at = settings or SettingsAt()
-        return Install(
+        return InstallRequest(
             self.store, self._numbers, kind, text, head, since, at.ordinal, at.epoch, at.keeps_states
         )
 
-    def _wait(self, rank: int, request: int, change: Change) -> None:
+    def _add_waiter(self, rank: int, request: int, change: Change) -> None:
         newest = self._newest.get(change.place)
         installation = None if newest is None else self.pending.get(newest.version)
         waiting = self._done if installation is None else installation.waiting
         waiting.append((rank, request, change))
 
-    def _cut(self, unpaced: Iterable[int]) -> None:
+    def _forget_old(self, unpaced: Iterable[int]) -> None:
         """Forget old changes that all servers have, later changes replace, and no worker can still make."""
         if len(self.log.changes) <= self._most:
             return

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ....settings.definitions import USUAL_SLICE_BYTES
-from ..protocol.losses import lost
-from ..protocol.messages import Failure, Loss, Member, View
+from ..protocol.losses import loss_failure
+from ..protocol.messages import Failure, Loss, Member, ViewNotice
 from .hosts import HostSeats
 from .key_table import KeyTable
 from .rejoins import JoinPoint, RejoinCoordinator
@@ -53,12 +53,12 @@ class StoreMembership:
         return f"store {self.name[0]!r} number {self.name[1]}"
 
     @property
-    def needed(self) -> frozenset[int]:
+    def needed_ranks(self) -> frozenset[int]:
         """Return the ranks that rounds and barriers wait for."""
         return frozenset(self.members.keys() - self.joined - self.rejoins.rejoining)
 
     @property
-    def unpaced(self) -> frozenset[int]:
+    def unpaced_ranks(self) -> frozenset[int]:
         """Return the ranks whose progress no round limits: all active workers of a store without rounds."""
         return frozenset() if self.mode == "sync" else frozenset(self.members.keys() - self.joined)
 
@@ -74,35 +74,35 @@ class StoreMembership:
     @property
     def failure(self) -> Failure:
         """Return the error for the members of a broken store."""
-        return lost(tuple(self._losses.values()), self._servers)
+        return loss_failure(tuple(self._losses.values()), self._servers)
 
     def start(self) -> None:
         """Start the store with its current members."""
         self.started = True
-        self.hosts.assign(self.members)
+        self.hosts.assign_seats(self.members)
         self.epoch = 1
 
     def end(self) -> None:
         """End the store after all members have closed it, and forget its keys."""
         self.over = True
-        self.keys.drop(tuple(self.keys.entries))
+        self.keys.drop_keys(tuple(self.keys.entries))
 
-    def add(self, member: Member) -> None:
+    def add_member(self, member: Member) -> None:
         """Add a member, which can replace a lost member of its rank."""
         self.members[member.rank] = member
         self.joined.discard(member.rank)
         self._joined_and_left.discard(member.rank)
         self._settled.pop(member.rank, None)
         self._losses.pop(("worker", member.rank), None)
-        self.settings.forget(member.rank)
+        self.settings.forget_rank(member.rank)
         if self.started:
             self.epoch += 1
             if self.mode == "sync" and not self.hosts.seats:  # else the rounds of its host have continued
-                self.rejoins.add(member.rank)
+                self.rejoins.add_worker(member.rank)
 
     def complete_rejoin(self) -> JoinPoint | None:
         """Let the next restarted worker join, if all other workers have reached its join point."""
-        join_point = self.rejoins.complete_next(self.needed, self.epoch)
+        join_point = self.rejoins.complete_next(self.needed_ranks, self.epoch)
         self.epoch += join_point is not None
         return join_point
 
@@ -116,7 +116,9 @@ class StoreMembership:
         """Return the ranks that a barrier waits for."""
         seat = self.hosts.seat
         return (
-            sorted(set(map(seat, self.needed)) - set(map(seat, self.at_barrier))) if self.at_barrier else []
+            sorted(set(map(seat, self.needed_ranks)) - set(map(seat, self.at_barrier)))
+            if self.at_barrier
+            else []
         )
 
     def reach_barrier(self, rank: int, request: int, number: int) -> bool:
@@ -148,7 +150,7 @@ class StoreMembership:
 
     def lose_worker(self, loss: Loss) -> None:
         """Remove a lost member; the store is broken if its `on_peer_loss` is ``"raise"``."""
-        self.remove(loss.rank)
+        self.remove_member(loss.rank)
         self._losses[("worker", loss.rank)] = loss
         self.broken = self.broken or self.raises
 
@@ -158,7 +160,7 @@ class StoreMembership:
         self.broken = True
         self.epoch += 1
 
-    def view(self, servers: Iterable[Member], join_point: JoinPoint | None = None) -> View:
+    def current_view(self, servers: Iterable[Member], join_point: JoinPoint | None = None) -> ViewNotice:
         """Return the current view; one with a join point does not ask for reports on the next one."""
         members = tuple(self.members[rank] for rank in sorted(self.members))
         joined = tuple(sorted(self.joined | self._joined_and_left))
@@ -166,7 +168,7 @@ class StoreMembership:
         rejoining = tuple(sorted(self.rejoins.rejoining))
         rank, after = join_point or (-1, ())
         join_slice = -1 if join_point or self.broken else self.rejoins.join_slice
-        return View(
+        return ViewNotice(
             self.number, self.epoch, members, joined, losses, tuple(servers), self.broken, self.mode,
             rejoining, join_slice, rank, after, self.hosts.items(), tuple(sorted(self.hosts.finished)),
             tuple(sorted(self._settled.items())),
@@ -179,9 +181,9 @@ class StoreMembership:
 
     def clear_waiters(self) -> list[tuple[int, int]]:
         """Return and forget rank and request of all workers that wait for a barrier, keys or settings."""
-        return [*self._clear_barrier(), *self.keys.clear(), *self.settings.clear()]
+        return [*self._clear_barrier(), *self.keys.clear_waiters(), *self.settings.clear_waiters()]
 
-    def remove(self, rank: int) -> None:
+    def remove_member(self, rank: int) -> None:
         """Remove a member that has closed its store, or is lost."""
         del self.members[rank]
         if rank in self.joined:
@@ -189,7 +191,7 @@ class StoreMembership:
             self._joined_and_left.add(rank)
         self.at_barrier.pop(rank, None)
         self._barriers.pop(rank, None)
-        self.rejoins.remove(rank)
+        self.rejoins.remove_worker(rank)
         self.keys.forget_waiter(rank)
-        self.settings.forget(rank)
+        self.settings.forget_rank(rank)
         self.epoch += 1

@@ -22,9 +22,17 @@ from ...rows import merge, merged
 from ..native._native import SliceValue
 from ..protocol.optimizer_states import NOTHING, PartState, needs_whole_keys
 from ..protocol.payload_bytes import SHARED_BYTES
-from ..transport.shared_buffers import Block, SharedValues
+from ..transport.shared_buffers import SharedBlock, SharedValues
 from .optimizer import OptimizerState, OptimizerVersion, check_form, refuse_parts
-from .payload import SlicePayload, SliceUpdate, not_kept, plain, some_rows, summands, usual_summands
+from .payload import (
+    SlicePayload,
+    SliceUpdate,
+    kernel_sources,
+    not_kept,
+    plain_elements,
+    some_rows,
+    usual_summands,
+)
 
 
 class DenseKey:
@@ -41,20 +49,22 @@ class DenseKey:
         self.slices: list[DenseSlice] = []
         #: State of a rule that needs the whole key.
         self.state = OptimizerState()
-        self._memory: tuple[Array, Block | None] | None = None
+        self._memory: tuple[Array, SharedBlock | None] | None = None
         self._values: SharedValues | None = None
 
-    def memory_for(self, part: DenseSlice, memory: SharedValues | None) -> tuple[Array, Block | None, int]:
+    def memory_for(
+        self, part: DenseSlice, memory: SharedValues | None
+    ) -> tuple[Array, SharedBlock | None, int]:
         """Return memory for a slice: a flat array, its shared block if any, and its offset in the block."""
         if not self.whole:
-            array, block = allocate(part.size, self.dtype, memory)
+            array, block = allocate_value(part.size, self.dtype, memory)
             return array, block, 0
         if self._memory is None:
-            self._memory, self._values = allocate(self.size, self.dtype, memory), memory
+            self._memory, self._values = allocate_value(self.size, self.dtype, memory), memory
         array, block = self._memory
         return array[part.start : part.stop], block, part.start * self.dtype.itemsize
 
-    def value(self) -> Array:
+    def whole_value(self) -> Array:
         """Return the live value in the key's shape; only of a whole key."""
         assert self._memory is not None
         for part in self.slices:
@@ -91,21 +101,21 @@ class DenseSlice(SliceValue):
         """Return the state for updates: the slice's, or that of the whole key."""
         return self.of.state if needs_whole_keys(settings.optimizer) else self.state
 
-    def live(self) -> Array:
+    def live_value(self) -> Array:
         """Return the value; KeyNotFoundError: there is none yet."""
         value: Array | None = self.value
         if value is None:
             raise KeyNotFoundError(f"slice {self.id} of key {self.of.key!r} has no value yet")
         return value
 
-    def ensure(self, memory: SharedValues | None) -> Array:
+    def ensure_memory(self, memory: SharedValues | None) -> Array:
         """Return memory for the value, which is allocated if there is none."""
         if self.value is None:
             self._set_memory(0, memory, *self.of.memory_for(self, memory))
-        return self.live()
+        return self.live_value()
 
     def _set_memory(
-        self, number: int, memory: SharedValues | None, array: Array, block: Block | None, start: int
+        self, number: int, memory: SharedValues | None, array: Array, block: SharedBlock | None, start: int
     ) -> None:
         """Give a value buffer its memory, which begins `start` bytes after its block."""
         dtype = cpu.dtype_number(array.dtype)
@@ -113,12 +123,12 @@ class DenseSlice(SliceValue):
             self.set_memory(number, array, dtype)
             return
         place = block.segment, block.offset + start
-        lock = memory.seqlock_of(*place) if array.nbytes >= SHARED_BYTES else None
+        lock = memory.seqlock_word(*place) if array.nbytes >= SHARED_BYTES else None
         self.set_memory(number, array, dtype, block, *place, lock)
 
-    def keep(self, round: int) -> None:
+    def keep_copy(self, round: int) -> None:
         """Copy the value before this round; without memory for it there is no copy."""
-        value = self.live()
+        value = self.live_value()
         try:
             self._copy = pages.empty((self.size,), value.dtype) if self._copy is None else self._copy
         except MemoryError:
@@ -131,7 +141,7 @@ class DenseSlice(SliceValue):
         number = 1 - self.current
         if self.buffer(number).array is None:
             try:
-                self._set_memory(number, memory, *allocate(self.size, self.of.dtype, memory), 0)
+                self._set_memory(number, memory, *allocate_value(self.size, self.of.dtype, memory), 0)
             except MemoryError:
                 return None
         buffer = self.buffer(number)
@@ -142,11 +152,11 @@ class DenseSlice(SliceValue):
         home = self.buffer(0)  # this access computes a value that is packed
         if self.current == 0:
             return
-        with writing(memory, [home.place]):
-            np.copyto(home.array, self.live())
+        with mark_writing(memory, [home.place]):
+            np.copyto(home.array, self.live_value())
         self.use_first_buffer()
 
-    def free(self, memory: SharedValues | None) -> None:
+    def free_memory(self, memory: SharedValues | None) -> None:
         """Release all memory, except memory that the key's other slices use."""
         home, away = self.blocks
         self.clear()
@@ -157,7 +167,7 @@ class DenseSlice(SliceValue):
         if home is not None and not (self.of.whole and self.of.slices):
             memory.free(home)
 
-    def past(self, round: int) -> Array:
+    def past_value(self, round: int) -> Array:
         """Return the value after a round; KVStoreError: it is not stored."""
         if self.before == round:
             before: Array = self.buffer(1 - self.current).array
@@ -166,25 +176,25 @@ class DenseSlice(SliceValue):
             raise not_kept(self.of.key, round)
         return self._copy
 
-    def plan(self, settings: OptimizerVersion, clock: int) -> tuple[Any, ...]:
+    def plan_update(self, settings: OptimizerVersion, clock: int) -> tuple[Any, ...]:
         """Prepare one update: rule, parameters, master, states as `Updater.plan`, and the counts after it."""
-        key, weight = self.of.key, self.live()
-        kind, params, master, states = self.state.begin(settings, key, clock).plan(key, weight)
+        key, weight = self.of.key, self.live_value()
+        kind, params, master, states = self.state.begin_update(settings, key, clock).plan(key, weight)
         if isinstance(settings.optimizer, SGLD):  # its noise depends on the position in the whole tensor
             params = (*params, self.start)
-        return kind, params, master, states, self.state.counted(key)
+        return kind, params, master, states, self.state.current_counts(key)
 
-    def updated(
+    def count_update(
         self, settings: OptimizerVersion, version: int, plan: tuple[Any, ...], kept_after: int = -1
     ) -> None:
-        """Count an update that `plan` prepared; if the next ones have equal parameters, plan them for C.
+        """Count a prepared update; if the next updates have equal parameters, plan them for C.
 
         `kept_after`: the round before it, if its states were copied.
         """
         rule, params, master, states, counts = plan
         optimizer = settings.optimizer
         self.note_kept(kept_after, self.state)
-        self.state.keep(counts)
+        self.state.set_counts(counts)
         repeated = isinstance(optimizer, ElementwiseOptimizer) and optimizer.is_repeated()
         if repeated and master is None and counts[0] > 0:
             kept = self.memory_for_states(states) if settings.keeps_states else None
@@ -192,7 +202,7 @@ class DenseSlice(SliceValue):
 
     def has_state(self, settings: OptimizerVersion) -> bool:
         """Return whether there is a state of this generation."""
-        updater = self.state_for(settings).current(settings)
+        updater = self.state_for(settings).current_updater(settings)
         return updater is not None and self.key in updater.states
 
     def memory_for_states(self, states: tuple[Array, ...]) -> tuple[Array, ...] | None:
@@ -213,7 +223,7 @@ class DenseSlice(SliceValue):
     def keep_states(self, settings: OptimizerVersion, round: int) -> None:
         """Copy the state before this round; without memory for it there is no copy."""
         state, known = self.state_for(settings), self.has_state(settings)
-        updater = state.follow(settings)
+        updater = state.use_settings(settings)
         arrays = arrays_of(updater.states[self.key]) if known and self._stores_state(state) else ()
         kept = self.memory_for_states(arrays)
         for array, memory in zip(arrays, kept or (), strict=kept is not None):
@@ -228,7 +238,7 @@ class DenseSlice(SliceValue):
     def past_state(self, settings: OptimizerVersion, round: int) -> PartState:
         """Return the state after a round; KVStoreError: it is not stored."""
         state = self.state_for(settings)
-        updater = state.current(settings)
+        updater = state.current_updater(settings)
         if updater is None:
             return NOTHING
         if self.kept_after != round or self._kept is None:
@@ -241,21 +251,21 @@ class DenseSlice(SliceValue):
         tree = mapped(updater.states[self.key], lambda now: next(arrays).reshape(now.shape))
         return PartState(True, tree, None, None, updates, num_update)
 
-    def follow(self, settings: OptimizerVersion) -> None:
+    def copy_to_master(self, settings: OptimizerVersion) -> None:
         """Set the float32 copy of a 16-bit value to a value that was assigned."""
         state = self.state_for(settings)
         if state.updater is not None:
-            state.updater.follow(self.key, self._weight(state))
+            state.updater.follow(self.key, self._state_weight(state))
 
-    def _weight(self, state: OptimizerState) -> Array:
+    def _state_weight(self, state: OptimizerState) -> Array:
         """Return the weight that a state belongs to."""
-        value = self.live()
-        return value if state is self.state else self.of.value()
+        value = self.live_value()
+        return value if state is self.state else self.of.whole_value()
 
     def part_state(self, settings: OptimizerVersion) -> PartState:
         """Return the state of this generation; the first slice of a key returns that of a whole key."""
         state = self.state_for(settings)
-        updater = state.current(settings)
+        updater = state.current_updater(settings)
         if updater is None:
             return NOTHING
         known = self.key in updater.states and self._stores_state(state)
@@ -271,9 +281,9 @@ class DenseSlice(SliceValue):
         if state is not self.state and self.start:
             return  # the first slice of the key has set it
         if given.known:
-            fresh = optimizer.create_state_multi_precision(self.key, self._weight(state))
+            fresh = optimizer.create_state_multi_precision(self.key, self._state_weight(state))
             check_form(self.key, given.tree, fresh)
-        updater = state.restart(settings, given.updates, given.num_update)
+        updater = state.restart_counts(settings, given.updates, given.num_update)
         if given.known:
             updater.states[self.key] = given.tree
 
@@ -282,10 +292,12 @@ class DenseSlice(SliceValue):
         line = self.of.line
         if not line:
             raise ShapeError(f"rows were pushed to dense key {self.of.key!r}, which has no elements")
-        return self.live().reshape(self.size // line, line), self.start // line
+        return self.live_value().reshape(self.size // line, line), self.start // line
 
 
-def allocate(size: int, dtype: np.dtype[Any], memory: SharedValues | None) -> tuple[Array, Block | None]:
+def allocate_value(
+    size: int, dtype: np.dtype[Any], memory: SharedValues | None
+) -> tuple[Array, SharedBlock | None]:
     """Return memory for `size` elements, which other processes can read if possible."""
     block = memory.allocate(size * dtype.itemsize) if memory is not None and size else None
     if block is None:
@@ -304,20 +316,20 @@ class DenseUpdates:
         self._swapped: list[tuple[DenseSlice, int]] = []
         self._planned: list[tuple[DenseSlice, OptimizerVersion, int, tuple[Any, ...], int]] = []
 
-    def add(
+    def add_job(
         self, part: DenseSlice, job: SliceUpdate, settings: OptimizerVersion, keeps: bool = False
     ) -> bool:
         """Add a job; an exception leaves everything unchanged. False: the job's outs will not be written.
 
         With `keeps` the value before the round is stored.
         """
-        weight, place = part.live(), part.place
+        weight, place = part.live_value(), part.place
         sources = self._sources_of(part, job, settings, keeps)
         if sources is None:
             return False
         outs = [np.frombuffer(out, np.uint8).view(weight.dtype) for out in job.outs]
         known = settings.keeps_states and part.has_state(settings)
-        plan = None if settings.optimizer is None else part.plan(settings, job.clock)
+        plan = None if settings.optimizer is None else part.plan_update(settings, job.clock)
         before, other = weight, part.memory_for_sum(self._memory) if keeps else None
         if other is not None:
             weight, place = other
@@ -345,7 +357,7 @@ class DenseUpdates:
         if (usual := usual_summands(job.parts, part.of.dtype, part.size)) is not None:
             return usual
         if all(payload.rows < 0 for _, payload in job.parts):
-            return summands(job.parts, part.of.dtype, part.size)
+            return kernel_sources(job.parts, part.of.dtype, part.size)
         table, first = part.as_lines()
         dtype, shape = table.dtype, table.shape
         if any(payload.rows < 0 for _, payload in job.parts):
@@ -357,19 +369,19 @@ class DenseUpdates:
         part.note_kept(-1, part.state)
         if keeps and settings.keeps_states:
             part.keep_states(settings, job.round)
-        kind, params, master, states, counts = part.plan(settings, job.clock)
+        kind, params, master, states, counts = part.plan_update(settings, job.clock)
         rows, maps, datas = merge(sources)
         if keeps:
-            part.keep(job.round)
-        with writing(self._memory, [part.place]):
-            shaped = tuple(_reshaped(state, shape) for state in states)
-            cpu.update_rows(kind, params, datas, maps, rows, table, _reshaped(master, shape), shaped)
-        part.state.keep(counts)
+            part.keep_copy(job.round)
+        with mark_writing(self._memory, [part.place]):
+            shaped = tuple(_reshape_array(state, shape) for state in states)
+            cpu.update_rows(kind, params, datas, maps, rows, table, _reshape_array(master, shape), shaped)
+        part.state.set_counts(counts)
         return None
 
-    def run(self) -> None:
+    def run_kernels(self) -> None:
         """Run the kernels for all jobs."""
-        with writing(self._memory, self._places):
+        with mark_writing(self._memory, self._places):
             if self._sums:
                 cpu.reduce(self._sums)
             if self._updates:
@@ -377,7 +389,7 @@ class DenseUpdates:
         for part, round in self._swapped:
             part.swap_buffers(round)
         for part, settings, version, plan, after in self._planned:
-            part.updated(settings, version, plan, after)
+            part.count_update(settings, version, plan, after)
 
 
 def update_whole(
@@ -388,11 +400,11 @@ def update_whole(
     if not key.whole:
         refuse_parts(settings.optimizer, key.key)
     gradient = _key_gradient(key, parts)
-    weight, clock = key.value(), max(job.clock for _, job in parts)
-    updater = key.state.follow(settings)
+    weight, clock = key.whole_value(), max(job.clock for _, job in parts)
+    updater = key.state.use_settings(settings)
     changes = [weight, *arrays_of(updater.states.get(key.key))]
-    shared = writing(memory, [part.place for part in key.slices])
-    with shared, key.state.counting(settings, key.key, clock), undone(changes):
+    shared = mark_writing(memory, [part.place for part in key.slices])
+    with shared, key.state.count_update(settings, key.key, clock), undone(changes):
         updater(key.key, gradient, weight)
 
 
@@ -410,7 +422,7 @@ def _key_gradient(key: DenseKey, parts: list[tuple[DenseSlice, SliceUpdate]]) ->
             table, first = part.as_lines()
             items.append(([_whole_part(p, key.dtype, first, table.shape) for _, p in job.parts], there, []))
         else:
-            items.append((summands(job.parts, key.dtype, part.size), there, []))
+            items.append((kernel_sources(job.parts, key.dtype, part.size), there, []))
     cpu.reduce(items)
     return total.reshape(key.shape)
 
@@ -442,10 +454,10 @@ def _rows_of(key: DenseKey, lines: list[RowSparseArray]) -> RowSparseArray:
 def _whole_part(payload: SlicePayload, dtype: np.dtype[Any], first: int, shape: tuple[int, ...]) -> Array:
     if payload.rows >= 0:
         return some_rows(payload, dtype, first, shape).todense().reshape(-1)
-    return plain(payload, dtype, math.prod(shape))
+    return plain_elements(payload, dtype, math.prod(shape))
 
 
-def _reshaped(array: Any, shape: tuple[int, ...]) -> Any:
+def _reshape_array(array: Any, shape: tuple[int, ...]) -> Any:
     return None if array is None else array.reshape(shape)
 
 
@@ -459,22 +471,22 @@ class ValueCopies:
         #: Numbers of the slices.
         self.slices: set[int] = set()
 
-    def add(self, part: DenseSlice, payload: SlicePayload) -> None:
+    def add_value(self, part: DenseSlice, payload: SlicePayload) -> None:
         """Add a value; DTypeError or ShapeError: it does not fit the slice."""
         if payload.rows >= 0:
             raise DTypeError(f"key {part.of.key!r} is dense; its value cannot be set by rows")
-        value = plain(payload, part.of.dtype, part.size)
-        self._copies.append(([value], part.ensure(self._memory), []))
+        value = plain_elements(payload, part.of.dtype, part.size)
+        self._copies.append(([value], part.ensure_memory(self._memory), []))
         self._places.append(part.place)
         self.slices.add(part.id)
 
     def carry_out(self) -> None:
         """Copy all values."""
-        with writing(self._memory, self._places):
+        with mark_writing(self._memory, self._places):
             cpu.reduce(self._copies)
 
 
-def writing(memory: SharedValues | None, places: Iterable[tuple[int, int] | None]) -> Any:
+def mark_writing(memory: SharedValues | None, places: Iterable[tuple[int, int] | None]) -> Any:
     """Return a context in which readers of shared memory see that these values change."""
     shared = [place for place in places if place is not None]
-    return nullcontext() if memory is None or not shared else memory.writing(shared)
+    return nullcontext() if memory is None or not shared else memory.mark_writing(shared)

@@ -21,40 +21,40 @@ class HeldSlices:
         self.nbytes = 0
 
     @property
-    def keys(self) -> int:
+    def key_count(self) -> int:
         """Number of keys with slices here."""
         return len(self._keys)
 
-    def define(self, server: int, store: int, keys: Iterable[KeyEntry]) -> None:
+    def add_slices(self, server: int, store: int, keys: Iterable[KeyEntry]) -> None:
         """Add the slices of keys that this server holds."""
         for key in keys:
             row = math.prod(key.spec.shape[1:]) if key.spec.sparse else 1
             element = dtype_named(key.spec.dtype).itemsize * row
-            for (slice_, name), part in zip(key.names(), key.slices, strict=True):
+            for (slice_, name), part in zip(key.slice_names(), key.slices, strict=True):
                 if part.server == server:
                     self._names[store << 32 | slice_] = name
-                    self._drop(store << 32 | slice_)
-                    self._add(store << 32 | slice_, key.number, (part.stop - part.start) * element)
+                    self._drop_slice(store << 32 | slice_)
+                    self._add_slice(store << 32 | slice_, key.number, (part.stop - part.start) * element)
 
-    def forget(self, store: int, slices: Iterable[int] | None) -> None:
+    def forget_slices(self, store: int, slices: Iterable[int] | None) -> None:
         """Drop slices; None: all of a store."""
         if slices is None:
             slices = [number & 0xFFFFFFFF for number in self._slices if number >> 32 == store]
         for slice_ in slices:
-            self._drop(store << 32 | slice_)
+            self._drop_slice(store << 32 | slice_)
 
-    def _add(self, number: int, key: int, nbytes: int) -> None:
+    def _add_slice(self, number: int, key: int, nbytes: int) -> None:
         self._slices[number] = key, nbytes
         self._keys[number >> 32, key] += 1
         self.nbytes += nbytes
 
-    def _drop(self, number: int) -> None:
+    def _drop_slice(self, number: int) -> None:
         key, nbytes = self._slices.pop(number, (-1, 0))
         self.nbytes -= nbytes
         self._keys[number >> 32, key] -= 1
         if self._keys[number >> 32, key] <= 0:
             del self._keys[number >> 32, key]
 
-    def names(self) -> dict[int, str]:
+    def slice_names(self) -> dict[int, str]:
         """Return a name for each slice, also for dropped ones."""
         return dict(self._names)

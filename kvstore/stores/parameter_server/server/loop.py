@@ -32,8 +32,8 @@ from ....settings.roles import Roles
 from ....source_tree import package_version
 from ..protocol import events
 from ..protocol import messages as m
-from ..protocol.failures import raised
-from ..protocol.messages import Batch, Failure, Kind, PayloadLocation, Record
+from ..protocol.failures import as_exception
+from ..protocol.messages import Batch, Failure, PayloadLocation, Record, RecordKind
 from ..protocol.view_log import tell_message
 from ..transport.clock_comparison import ClockComparison
 from ..transport.frames import MessageLimits
@@ -62,13 +62,13 @@ class ServerLoop:
         self._members = MembershipLog(log)
         if not roles.restart:  # a restarted server has its last snapshot, even if it can write no other
             storage.check_snapshots()
-        state = storage.restore(roles.job) if roles.restart and config.snapshot else None
+        state = storage.restore_stores(roles.job) if roles.restart and config.snapshot else None
         if state is not None:
             log.info("snapshot read from %s: %d stores", config.snapshot, len(state["stores"]))
         incarnation = secrets.randbits(63)
         process = f"server/{roles.rank}/{os.getpid()}/{secrets.token_hex(8)}"
         self._sockets = ServerSockets(roles, incarnation, bool(config.streams))
-        hello = m.Hello(
+        hello = m.HelloRequest(
             "server", roles.rank, incarnation, process, roles.job, m.PROTOCOL,
             address=self._sockets.address, restarted=state is not None, version=package_version(),
         )  # fmt: skip
@@ -88,7 +88,7 @@ class ServerLoop:
         self._started = self._ticked = self._saved = time.monotonic()
         if log.isEnabledFor(logging.INFO):
             self._machine.watch_arrivals()
-        self._stragglers = StragglerLog(log, self._machine.take_late, self.names, self._started)
+        self._stragglers = StragglerLog(log, self._machine.take_late, self.slice_names, self._started)
         self._clocks = ClockComparison()
         self._ticks = 0
         self._due = False  # a snapshot is
@@ -98,29 +98,29 @@ class ServerLoop:
         #: By store and rank, the handle of the values for a worker of this machine.
         self._memory: dict[tuple[int, int], str] = {}
         self._attaching: dict[Hashable, tuple[int, int]] = {}
-        self._ended: events.End | None = None
+        self._ended: events.JobEnded | None = None
         self._handlers: dict[type, Callable[[Any], events.Event | None]] = {
-            events.Reply: self._reply,
-            events.Apply: self._apply,
-            events.AbortJobs: storage.abort,
-            events.WithdrawJobs: storage.withdraw,
-            events.Send: self._send,
-            events.WriteSlices: storage.write,
-            m.Install: self._configure,
-            events.DefineSlices: self._define,
-            events.ForgetSlices: self._forget,
-            events.Attachment: self._attach,
-            m.Met: self._meet_scheduler,
-            m.Welcome: self._welcomed,
+            events.SendReplies: self._send_replies,
+            events.ApplyRounds: self._apply_rounds,
+            events.AbortJobs: storage.abort_jobs,
+            events.WithdrawJobs: storage.withdraw_jobs,
+            events.SendMessage: self._send_message,
+            events.WriteSlices: storage.write_slices,
+            m.InstallRequest: self._install_settings,
+            events.DefineSlices: self._define_slices,
+            events.ForgetSlices: self._forget_slices,
+            events.WorkerAttachment: self._attach_worker,
+            m.HelloReply: self._meet_scheduler,
+            m.WelcomeNotice: self._note_welcome,
             events.SaveSnapshot: self._wants_snapshot,
-            events.End: self._end,
-            events.Failed: self._end,
+            events.JobEnded: self._note_end,
+            events.ProcessFailed: self._note_end,
         }
 
     def run(self) -> None:
         """Serve until the end of the job; KVStoreError: it ended with an error, or refused this server."""
         watch(self, ServerLoop.whereabouts)
-        recording.follow(self, ServerLoop.record)
+        recording.follow(self, ServerLoop.timeline_record)
         log.info(
             "server started: scheduler at %s, %s, kernels %s, %d threads, snapshots %s",
             self._roles.scheduler,
@@ -128,7 +128,7 @@ class ServerLoop:
             cpu.level(), cpu.threads(), self._config.snapshot or "off",
         )  # fmt: skip
         try:
-            self._step(events.Start())
+            self._step_machine(events.StartEvent())
             while self._ended is None:
                 self._serve_once()
         finally:
@@ -144,50 +144,50 @@ class ServerLoop:
         self._stragglers.look(time.monotonic(), at_end=True)
         log.info("server ended after %.1f s", time.monotonic() - self._started)
         if self._ended.error is not None:
-            raise raised(self._ended.error)
+            raise as_exception(self._ended.error)
 
     def whereabouts(self) -> str:
         """Name the server and its stores; see `kvstore.observe.stacks`."""
-        stores = ", ".join(map(str, self._machine.stores())) or "none"
+        stores = ", ".join(map(str, self._machine.store_numbers())) or "none"
         return f"server {self._machine.rank} serves stores {stores}"
 
-    def record(self) -> StoreRecord:
+    def timeline_record(self) -> StoreRecord:
         """Return the server's description for a timeline."""
         about = self.counters.read()
         return StoreRecord(
-            self.counters.number, "server", about["job"], about["rank"], about["size"], self.names()
+            self.counters.number, "server", about["job"], about["rank"], about["size"], self.slice_names()
         )
 
     def _serve_once(self) -> None:
         for peer, message in self._sockets.receive(_TICK):
             tell_message(self._members, message)
-            self._clocks.read(message)
-            if type(message) is m.Attach:
+            self._clocks.read_answer(message)
+            if type(message) is m.AttachRequest:
                 self._attaching[peer] = message.store, message.rank
                 log.debug("worker %d attaches to store %d", message.rank, message.store)
             if isinstance(message, Batch):
-                self._handle_batch(peer, *self._storage.reach(message))
+                self._handle_batch(peer, *self._storage.add_shared_payloads(message))
             else:
-                self._step(events.Received(peer, message))
+                self._step_machine(events.MessageReceived(peer, message))
         now = time.monotonic()
         if now - self._ticked >= _TICK:
             self._ticked = now
-            self._step(events.Tick())
+            self._step_machine(events.TickEvent())
             self._compare_clocks()
             self._stragglers.look(now)
         self._look_after_snapshots(now)
 
     def _handle_batch(self, peer: Hashable, batch: Batch, segments: Mapping[int, Any]) -> None:
         """Handle requests of a worker, with the segments of its shared memory."""
-        self._step(events.Received(peer, batch))
+        self._step_machine(events.MessageReceived(peer, batch))
         self._link_stream(peer, batch, segments)
 
     def _compare_clocks(self) -> None:
         """Request the scheduler's time, if a timeline is recorded."""
-        if not self._clocks.wanted or self._heartbeats is None:
+        if not self._clocks.is_wanted or self._heartbeats is None:
             return
         if self._ticks < _COMPARISONS or self._ticks % 100 == 0:
-            self._sockets.send(SCHEDULER, self._clocks.question())
+            self._sockets.send(SCHEDULER, self._clocks.make_question())
         self._ticks += 1
 
     def _look_after_snapshots(self, now: float) -> None:
@@ -198,16 +198,16 @@ class ServerLoop:
                 self._end_snapshot()
             return
         interval = self._config.snapshot_interval
-        if self._config.snapshot and (self._due or now - self._saved > interval) and self._machine.quiet():
+        if self._config.snapshot and (self._due or now - self._saved > interval) and self._machine.is_quiet():
             self._due, self._saved = False, now
-            write = self._storage.save(self._machine.snapshot())
-            thread = threading.Thread(target=self._write, args=(write,), name="kvstore-snapshot")
+            write = self._storage.capture_stores(self._machine.snapshot_state())
+            thread = threading.Thread(target=self._write_snapshot, args=(write,), name="kvstore-snapshot")
             try:
                 thread.start()
                 self._writing = thread
             except RuntimeError as error:
                 log.warning("no thread can be started (%s): this server pauses for its snapshot", error)
-                self._write(write)
+                self._write_snapshot(write)
                 self._end_snapshot()
 
     def _end_snapshot(self) -> None:
@@ -215,9 +215,9 @@ class ServerLoop:
         if self._unwritten is None:
             took = time.monotonic() - self._saved
             log.info("snapshot written to %s in %.1f s", self._config.snapshot, took)
-        self._step(events.SnapshotSaved(self._unwritten))
+        self._step_machine(events.SnapshotSaved(self._unwritten))
 
-    def _write(self, write: Callable[[], None]) -> None:
+    def _write_snapshot(self, write: Callable[[], None]) -> None:
         self._unwritten = None
         try:
             write()
@@ -231,7 +231,7 @@ class ServerLoop:
                 self._complained = time.monotonic()
                 log.error("no snapshot could be written, the last one stays: %s", told)
 
-    def _step(self, event: events.Event) -> None:
+    def _step_machine(self, event: events.Event) -> None:
         work = [event]
         while work:
             for action in self._machine.step(work.pop(0), time.monotonic()):
@@ -249,7 +249,7 @@ class ServerLoop:
         if link is None or link.session.gone:
             if not self._sockets.has_stream(peer):
                 return
-            link = self._machine.link(batch.store, batch.rank, self._sockets.job)
+            link = self._machine.worker_link(batch.store, batch.rank, self._sockets.job_hash)
             if link is None:
                 return
             link.reads_here = self._storage.reads_here(batch.store, batch.rank)
@@ -257,38 +257,38 @@ class ServerLoop:
         for number, memory in segments.items():
             link.map(number, memory)
 
-    def names(self) -> dict[int, str]:
+    def slice_names(self) -> dict[int, str]:
         """Return a name for the key of each slice, by the number that its events use."""
-        return self._held.names()
+        return self._held.slice_names()
 
-    def _define(self, action: events.DefineSlices) -> None:
-        self._storage.define(action)
-        self._held.define(self._machine.rank, action.store, action.keys)
+    def _define_slices(self, action: events.DefineSlices) -> None:
+        self._storage.define_slices(action)
+        self._held.add_slices(self._machine.rank, action.store, action.keys)
         self._count_held()
 
     def _count_held(self) -> None:
         """Update the counters of held keys; tables count with all their rows, so the sum may be huge."""
-        self.counters.hold(self._held.keys, min(self._held.nbytes, 2**64 - 1))
+        self.counters.hold(self._held.key_count, min(self._held.nbytes, 2**64 - 1))
 
-    def _apply(self, action: events.Apply) -> events.JobsApplied | None:
+    def _apply_rounds(self, action: events.ApplyRounds) -> events.JobsApplied | None:
         phase = UPDATING if any(job.version for job in action.jobs) else SUMMING
         with self.counters.during(phase):
-            applied = self._storage.apply(action)
+            applied = self._storage.apply_rounds(action)
         for job in action.jobs:
-            value = self._storage.held(action.store, job.slice)
+            value = self._storage.slice_value(action.store, job.slice)
             if value is not None:
-                self._machine.hold(action.store, job.slice, value)
+                self._machine.set_value(action.store, job.slice, value)
         return applied
 
-    def _configure(self, install: m.Install) -> events.InstallDone:
-        return events.InstallDone(install.store, install.version, self._storage.configure(install))
+    def _install_settings(self, install: m.InstallRequest) -> events.InstallDone:
+        return events.InstallDone(install.store, install.version, self._storage.install_settings(install))
 
-    def _attach(self, action: events.Attachment) -> None:
-        self._memory[action.store, action.rank] = self._storage.attach(action)
+    def _attach_worker(self, action: events.WorkerAttachment) -> None:
+        self._memory[action.store, action.rank] = self._storage.attach_worker(action)
 
-    def _forget(self, action: events.ForgetSlices) -> None:
-        self._storage.forget(action)
-        self._held.forget(action.store, action.slices)
+    def _forget_slices(self, action: events.ForgetSlices) -> None:
+        self._storage.forget_slices(action)
+        self._held.forget_slices(action.store, action.slices)
         self._count_held()
         if action.slices is None:
             self._memory = {key: one for key, one in self._memory.items() if key[0] != action.store}
@@ -299,13 +299,13 @@ class ServerLoop:
         """Forget the socket identities of a worker, except its present one."""
         for peer in [one for one, known in self._attaching.items() if known == worker and one != but]:
             del self._attaching[peer]
-            self._sockets.forget(peer)
+            self._sockets.forget_worker(peer)
 
-    def _meet_scheduler(self, met: m.Met) -> None:
+    def _meet_scheduler(self, met: m.HelloReply) -> None:
         self._heartbeats = HeartbeatResponder(met.pulse, self._process, self._roles.keys, self._roles.job)
-        self._sockets.meet(met.echo)
+        self._sockets.start_receiving(met.echo)
 
-    def _welcomed(self, welcome: m.Welcome) -> None:
+    def _note_welcome(self, welcome: m.WelcomeNotice) -> None:
         self._storage.set_rank(welcome.rank)
         if self._config.snapshot and not self._roles.restart:
             self._storage.begin_snapshots(self._roles.job)
@@ -315,24 +315,24 @@ class ServerLoop:
     def _wants_snapshot(self, action: events.SaveSnapshot) -> None:
         self._due = True
 
-    def _end(self, action: events.End | events.Failed) -> None:
-        self._ended = action if isinstance(action, events.End) else events.End(action.failure)
+    def _note_end(self, action: events.JobEnded | events.ProcessFailed) -> None:
+        self._ended = action if isinstance(action, events.JobEnded) else events.JobEnded(action.failure)
 
-    def _send(self, action: events.Send) -> None:
+    def _send_message(self, action: events.SendMessage) -> None:
         message = action.message
-        if type(message) is m.Attached:
+        if type(message) is m.AttachReply:
             worker = self._attaching.get(action.peer, (-1, -1))
             self._forget_names(worker, but=action.peer)
             stream = self._sockets.offer_stream(action.peer)
             message = msgspec.structs.replace(message, memory=self._memory.get(worker, ""), stream=stream)
         self._sockets.send(action.peer, message)
 
-    def _reply(self, action: events.Reply) -> None:
+    def _send_replies(self, action: events.SendReplies) -> None:
         """Answer one worker; a large reply is sent in several messages."""
         with self.counters.during(MOVING, NO_SLICE, 0, 0, action.batch.rank):
             self._send_answers(action)
 
-    def _send_answers(self, action: events.Reply) -> None:
+    def _send_answers(self, action: events.SendReplies) -> None:
         records: list[Record] = []
         frames: list[Any] = []
         size = 0
@@ -350,21 +350,21 @@ class ServerLoop:
         if records or not action.answers:
             self._send_reply(action, records, frames)
 
-    def _send_reply(self, action: events.Reply, records: list[Record], frames: list[Any]) -> None:
+    def _send_reply(self, action: events.SendReplies, records: list[Record], frames: list[Any]) -> None:
         self._sockets.send(action.peer, action.batch._replace(records=records, frames=tuple(frames)))
 
     def _read_answer(
-        self, store: int, rank: int, kind: Kind, request: Record, round: int, detail: Any
+        self, store: int, rank: int, kind: RecordKind, request: Record, round: int, detail: Any
     ) -> tuple[Record, Sequence[Any]]:
         record = Record(kind, request.slice, request.sequence, round)
-        if kind == Kind.FAILED:
+        if kind == RecordKind.FAILED:
             return _failure_record(record, detail)
-        if kind != Kind.VALUE:
+        if kind != RecordKind.VALUE:
             return record, ()
         try:
             steady = self._machine.waits_for(store, rank)
             past = request.flags == m.OF_ROUND and request.round < round
-            found, buffers = self._storage.read(store, rank, request, detail, steady, past)
+            found, buffers = self._storage.read_slice(store, rank, request, detail, steady, past)
             self._check_size(store, found, request.slice, buffers)
             round = request.round if past else round
             if found.flags == m.IN_PLACE and found.place == PayloadLocation.NONE:
@@ -379,7 +379,7 @@ class ServerLoop:
             return
         if all(len(one) <= _FRAME_BYTES for one in buffers):
             return
-        key = self._storage.shard(store).key(slice)
+        key = self._storage.store_shard(store).slice_key(slice)
         raise CapabilityError(
             f"server {self._machine.rank} has {found.nbytes} bytes of key {key!r} to send, and a frame has "
             f"at most {_FRAME_BYTES}: pull the rows of a table in portions with row_sparse_pull, or start "
@@ -389,4 +389,4 @@ class ServerLoop:
 
 def _failure_record(record: Record, failure: Failure) -> tuple[Record, list[bytes]]:
     text = msgspec.msgpack.encode(failure)
-    return record._replace(kind=Kind.FAILED, place=PayloadLocation.FRAME, nbytes=len(text)), [text]
+    return record._replace(kind=RecordKind.FAILED, place=PayloadLocation.FRAME, nbytes=len(text)), [text]

@@ -11,9 +11,9 @@ from ....settings.definitions import DEFAULTS
 from ..native._native import Link, SliceValue, Sums, TableRows
 from ..protocol import events
 from ..protocol import messages as m
-from ..protocol.events import ECHO, Action, Send
-from ..protocol.losses import lost, stopped, unmet
-from ..protocol.messages import Batch, Failure, Kind, Record, ReliableMessage
+from ..protocol.events import ECHO, Action, SendMessage
+from ..protocol.losses import loss_failure, no_scheduler_failure, stopped_failure
+from ..protocol.messages import Batch, Failure, Record, RecordKind, ReliableMessage
 from ..protocol.reliable_link import ReliableLink
 from ..protocol.silence import SilenceDetector
 from .store_machine import StoreMachine
@@ -49,7 +49,10 @@ class ServerMachine:
     """One server process; all events enter by `step`."""
 
     def __init__(
-        self, hello: m.Hello, options: ServerOptions | None = None, snapshot: dict[str, Any] | None = None
+        self,
+        hello: m.HelloRequest,
+        options: ServerOptions | None = None,
+        snapshot: dict[str, Any] | None = None,
     ) -> None:
         self.hello = hello
         self.options = options or ServerOptions()
@@ -59,59 +62,59 @@ class ServerMachine:
         self._effects = StepEffects(self.options.saves)
         self._link = ReliableLink(self.options.resend_after)
         self._stores: dict[int, StoreMachine] = {}
-        self._early: dict[Hashable, m.Attach] = {}
+        self._early: dict[Hashable, m.AttachRequest] = {}
         self._sums = Sums(self.options.saves)
         self._saving: list[tuple[WorkerSession, Record]] = []  # answered when the current snapshot is written
         self._silence = SilenceDetector(self.options.dead_after)
         self._met = False  # a message of the scheduler has arrived
-        self._absence = 0.0  # seconds that the scheduler may be absent, as in its `Met`
+        self._absence = 0.0  # seconds that the scheduler may be absent, as in its `HelloReply`
         self._echoes = False  # the address of its echo is known
         self._handlers: dict[type, Callable[[Any, float], None]] = {
-            m.Met: self._has_met,
-            m.Welcome: self._welcomed,
-            m.View: self._viewed,
-            m.Slices: self._define,
-            m.Install: self._install,
-            m.Over: self._over,
-            m.Refused: self._refused,
-            m.Fenced: self._fenced,
-            m.Ping: self._ping,
+            m.HelloReply: self._has_met,
+            m.WelcomeNotice: self._note_welcome,
+            m.ViewNotice: self._apply_view,
+            m.SlicesNotice: self._define_slices,
+            m.InstallRequest: self._install_settings,
+            m.JobEndNotice: self._note_job_end,
+            m.RefusalNotice: self._note_refusal,
+            m.FenceNotice: self._note_fence,
+            m.PingRequest: self._answer_ping,
         }
         for state in (snapshot or {}).get("stores", ()):
-            self._store(state["store"]).restore(state)
+            self._find_or_add_store(state["store"]).restore_state(state)
 
     def step(self, event: events.Event, now: float) -> list[Action]:
         """Handle one event; return the actions."""
         kind = type(event)
         self._effects.gather()
-        self._silence.step(now)
+        self._silence.note_running(now)
         if self.ended:
             return []
-        if kind is events.Received:
-            self._received(event.peer, event.message, now)  # type: ignore[union-attr]
+        if kind is events.MessageReceived:
+            self._receive_message(event.peer, event.message, now)  # type: ignore[union-attr]
         elif kind is events.JobsApplied:
-            self._applied(event)  # type: ignore[arg-type]
-        elif kind is events.Tick:
+            self._note_applied(event)  # type: ignore[arg-type]
+        elif kind is events.TickEvent:
             self._tick(now)
         elif kind is events.InstallDone:
-            self._configured(event, now)  # type: ignore[arg-type]
+            self._note_installed(event, now)  # type: ignore[arg-type]
         elif kind is events.SnapshotSaved:
-            self._saved(event)  # type: ignore[arg-type]
-        elif kind is events.Start:
+            self._note_saved(event)  # type: ignore[arg-type]
+        elif kind is events.StartEvent:
             self._silence.note_heartbeat(now)
-            self._write(self.hello, now)
-        return self._effects.end()
+            self._send_reliable(self.hello, now)
+        return self._effects.end_step()
 
-    def quiet(self) -> bool:
-        """Return whether no `Apply` or `WriteSlices` is in progress, so that values and `snapshot` agree."""
-        return all(store.quiet() for store in self._stores.values())
+    def is_quiet(self) -> bool:
+        """Return whether no job or write is in progress, so that values and `snapshot_state` agree."""
+        return all(store.is_quiet() for store in self._stores.values())
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return the state to store with the values, as JSON types; only while it is `quiet`."""
+    def snapshot_state(self) -> dict[str, Any]:
+        """Return the state to store with the values, as JSON types; only while it `is_quiet`."""
         if self._effects.unsaved:
             self._saving += self._effects.unsaved
             self._effects.unsaved.clear()
-        return {"stores": [store.snapshot() for store in self._stores.values()]}
+        return {"stores": [store.snapshot_state() for store in self._stores.values()]}
 
     def waits_for(self, store: int, rank: int) -> bool:
         """Return whether all rounds wait for this worker: a value cannot change before the worker has it."""
@@ -120,10 +123,10 @@ class ServerMachine:
             return False
         return found.members.sync and rank in found.members.needed
 
-    def link(self, store: int, rank: int, job: int) -> Link | None:
+    def worker_link(self, store: int, rank: int, job: int) -> Link | None:
         """Return a link that handles a worker's usual requests in C; None: the worker has not attached."""
         found = self._stores.get(store)
-        return None if found is None else found.link(rank, self._sums, job)
+        return None if found is None else found.worker_link(rank, self._sums, job)
 
     def observe(self, counters: Counters) -> Any:
         """Count in `counters` from now on; return a capsule that names the workers this server waits for."""
@@ -139,35 +142,37 @@ class ServerMachine:
         """Return how many rounds were complete since the last call, and which waited for one worker."""
         return self._effects.take_late()
 
-    def hold(self, store: int, slice_: int, value: SliceValue | TableRows) -> None:
+    def set_value(self, store: int, slice_: int, value: SliceValue | TableRows) -> None:
         """Set the value of a slice, so that C can sum its rounds."""
         found = self._stores.get(store)
         if found is not None:
             found.requests.hold(slice_, value)
 
-    def stores(self) -> list[int]:
+    def store_numbers(self) -> list[int]:
         """Return the numbers of the stores."""
         return list(self._stores)
 
     # ------------------------------------------------------------------------------------------------ workers
 
-    def _received(self, peer: Hashable, message: Any, now: float) -> None:
+    def _receive_message(self, peer: Hashable, message: Any, now: float) -> None:
         kind = type(message)
         if kind is Batch:
-            self._requests(peer, message)
+            self._receive_batch(peer, message)
         elif peer == ECHO:
             self._silence.note_heartbeat(now)
         elif kind is ReliableMessage:
             if peer == SCHEDULER:
-                self._read(message, now)
-        elif kind is m.Attach:
-            self._attach(peer, message)
-        elif kind is m.Who:
+                self._read_reliable(message, now)
+        elif kind is m.AttachRequest:
+            self._attach_worker(peer, message)
+        elif kind is m.MissingRequest:
             store = self._stores.get(message.store)
             if store is not None:
-                self._effects.actions.append(Send(peer, store.missing(message.slice, message.round)))
+                self._effects.actions.append(
+                    SendMessage(peer, store.missing_reply(message.slice, message.round))
+                )
 
-    def _requests(self, peer: Hashable, batch: Batch) -> None:
+    def _receive_batch(self, peer: Hashable, batch: Batch) -> None:
         store = self._stores.get(batch.store)
         if store is None:
             return  # not attached yet; the worker repeats it
@@ -182,41 +187,41 @@ class ServerMachine:
                 session.peer = peer
                 store.handle_requests(session, batch)
         elif store.members.incarnations.get(batch.rank) != batch.incarnation:
-            self._effects.actions.append(Send(peer, store.fence(batch.rank)))
+            self._effects.actions.append(SendMessage(peer, store.fence_notice(batch.rank)))
 
-    def _attach(self, peer: Hashable, attach: m.Attach) -> None:
+    def _attach_worker(self, peer: Hashable, attach: m.AttachRequest) -> None:
         if attach.job != self.hello.job:
             text = f"this is job {self.hello.job!r}, not {attach.job!r}"
-            self._effects.actions.append(Send(peer, m.Fenced(0, text)))
+            self._effects.actions.append(SendMessage(peer, m.FenceNotice(0, text)))
             return
         store = self._stores.get(attach.store)
         if store is not None and store.members.epoch:
-            store.attach(peer, attach)
+            store.attach_worker(peer, attach)
         elif len(self._early) < _EARLY:
             self._early[peer] = attach
 
-    def _applied(self, event: events.JobsApplied) -> None:
+    def _note_applied(self, event: events.JobsApplied) -> None:
         store = self._stores.get(event.store)
         if store is not None:
             store.requests.applied(event.results)
             store.requests.given_up(event.given_up)
 
-    def _saved(self, event: events.SnapshotSaved) -> None:
+    def _note_saved(self, event: events.SnapshotSaved) -> None:
         """Answer the requests that waited for a snapshot."""
         for session, record in self._saving:
             if event.error is None:
                 store = self._stores.get(session.store)
                 if store is not None:
                     store.mark_kept(record.slice)
-                self._effects.answer(session, Kind.DONE, record, 0)
+                self._effects.answer(session, RecordKind.DONE, record, 0)
             else:
-                self._effects.fail(session, record, 0, event.error)
+                self._effects.fail_request(session, record, 0, event.error)
         self._saving.clear()
 
     # ------------------------------------------------------------------------------------------ the scheduler
 
-    def _read(self, message: ReliableMessage, now: float) -> None:
-        if not self._link.follows(message):
+    def _read_reliable(self, message: ReliableMessage, now: float) -> None:
+        if not self._link.is_current_term(message):
             return
         self._silence.note_heartbeat(now)
         self._met = True
@@ -226,52 +231,52 @@ class ServerMachine:
                 handler(body, now)
         acknowledgement = self._link.pending_ack()
         if acknowledgement is not None:
-            self._effects.actions.append(Send(SCHEDULER, acknowledgement))
+            self._effects.actions.append(SendMessage(SCHEDULER, acknowledgement))
 
-    def _write(self, body: Any, now: float) -> None:
-        self._effects.actions.append(Send(SCHEDULER, self._link.write(body, now)))
+    def _send_reliable(self, body: Any, now: float) -> None:
+        self._effects.actions.append(SendMessage(SCHEDULER, self._link.write(body, now)))
 
-    def _store(self, number: int) -> StoreMachine:
+    def _find_or_add_store(self, number: int) -> StoreMachine:
         store = self._stores.get(number)
         if store is None:
             store = StoreMachine(number, self.hello, self.options.report, self._effects)
             self._stores[number] = store
         return store
 
-    def _has_met(self, message: m.Met, now: float) -> None:
+    def _has_met(self, message: m.HelloReply, now: float) -> None:
         self._echoes, self._absence = True, message.absence
         self._effects.actions.append(message)
 
-    def _welcomed(self, message: m.Welcome, now: float) -> None:
+    def _note_welcome(self, message: m.WelcomeNotice, now: float) -> None:
         self.rank = message.rank
         self._effects.actions.append(message)
 
-    def _viewed(self, view: m.View, now: float) -> None:
-        store = self._store(view.store)
-        store.view(view)
+    def _apply_view(self, view: m.ViewNotice, now: float) -> None:
+        store = self._find_or_add_store(view.store)
+        store.apply_view(view)
         ahead, store.ahead = store.ahead, []
         for peer, batch in ahead:
-            self._requests(peer, batch)
+            self._receive_batch(peer, batch)
         for peer, attach in list(self._early.items()):
             if attach.store == view.store:
                 del self._early[peer]
-                store.attach(peer, attach)
+                store.attach_worker(peer, attach)
 
-    def _define(self, message: m.Slices, now: float) -> None:
+    def _define_slices(self, message: m.SlicesNotice, now: float) -> None:
         self._effects.actions.append(events.DefineSlices(message.store, message.keys))
         mine = [one.id for entry in message.keys for one in entry.slices if one.server == self.rank]
-        self._store(message.store).define(mine)
+        self._find_or_add_store(message.store).define_slices(mine)
 
-    def _install(self, message: m.Install, now: float) -> None:
-        store = self._store(message.store)
+    def _install_settings(self, message: m.InstallRequest, now: float) -> None:
+        store = self._find_or_add_store(message.store)
         if message.kind == "drop":
-            self._drop(message)
+            self._drop_slices(message)
         elif message.version <= store.version:
-            self._write(m.Installed(message.store, message.version), now)  # it was in the snapshot
+            self._send_reliable(m.InstallReply(message.store, message.version), now)  # it was in the snapshot
         else:
             self._effects.actions.append(message)
 
-    def _drop(self, message: m.Install) -> None:
+    def _drop_slices(self, message: m.InstallRequest) -> None:
         if message.text:
             self._stores[message.store].requests.forget(map(int, message.text.split(",")))
         else:
@@ -280,48 +285,58 @@ class ServerMachine:
                 waiting[:] = [one for one in waiting if one[0].store != message.store]
             self._effects.work.append(events.ForgetSlices(message.store, None))
 
-    def _configured(self, event: events.InstallDone, now: float) -> None:
+    def _note_installed(self, event: events.InstallDone, now: float) -> None:
         store = self._stores.get(event.store)
         if store is not None:
             store.version = max(store.version, event.version)
-        self._write(m.Installed(event.store, event.version, event.error), now)
+        self._send_reliable(m.InstallReply(event.store, event.version, event.error), now)
 
-    def _over(self, message: m.Over, now: float) -> None:
-        self._end(Failure("PeerLostError", message.error) if message.error else None)
+    def _note_job_end(self, message: m.JobEndNotice, now: float) -> None:
+        self._end_machine(Failure("PeerLostError", message.error) if message.error else None)
 
-    def _refused(self, message: m.Refused, now: float) -> None:
-        self._end(Failure(message.error, message.text))
+    def _note_refusal(self, message: m.RefusalNotice, now: float) -> None:
+        self._end_machine(Failure(message.error, message.text))
 
-    def _fenced(self, message: m.Fenced, now: float) -> None:
-        self._end(Failure("FencedError", message.text))
+    def _note_fence(self, message: m.FenceNotice, now: float) -> None:
+        self._end_machine(Failure("FencedError", message.text))
 
-    def _end(self, failure: Failure | None) -> None:
+    def _end_machine(self, failure: Failure | None) -> None:
         if not self.ended:
             self.ended, self.failure = True, failure
-            self._effects.work.append(events.End(failure))
+            self._effects.work.append(events.JobEnded(failure))
 
-    def _ping(self, message: m.Ping, now: float) -> None:
-        self._effects.actions.append(Send(SCHEDULER, self._link.send_unreliable(m.Pong(message.number))))
+    def _answer_ping(self, message: m.PingRequest, now: float) -> None:
+        self._effects.actions.append(
+            SendMessage(SCHEDULER, self._link.send_unreliable(m.PingReply(message.number)))
+        )
 
     # --------------------------------------------------------------------------------------------------- time
 
     def _tick(self, now: float) -> None:
-        self._effects.actions.extend(Send(SCHEDULER, message) for message in self._link.again(now))
+        self._effects.actions.extend(
+            SendMessage(SCHEDULER, message) for message in self._link.overdue_messages(now)
+        )
         if self._effects.unsaved:
             self._effects.work.append(events.SaveSnapshot())
-        silent, patience = self._silence.silent(now), self.options.dead_after
+        silent, patience = self._silence.silent_seconds(now), self.options.dead_after
         # Until the scheduler has sent its absence, the limit is that of its first message.
         told = self._met and self._echoes
         limit = 2 * patience if told else self.options.start or 2 * patience
         if self._silence.is_lost(now, max(self._absence, limit)):
             # A restarted server had met a scheduler before.
             met = self._met or self.hello.restarted
-            failure = lost((m.Loss("scheduler", 0, silent),)) if met else unmet(self.options.where, silent)
+            failure = (
+                loss_failure((m.Loss("scheduler", 0, silent),))
+                if met
+                else no_scheduler_failure(self.options.where, silent)
+            )
             if met and self._silence.stopped > patience:
-                failure = stopped(f"server {self.rank}", self._silence.stopped, patience, failure)
-            self._end(failure)
+                failure = stopped_failure(f"server {self.rank}", self._silence.stopped, patience, failure)
+            self._end_machine(failure)
         elif self._silence.should_ask(now):
             if self._echoes:
-                self._effects.actions.append(Send(ECHO, m.Ping(0)))
+                self._effects.actions.append(SendMessage(ECHO, m.PingRequest(0)))
             if not self._echoes or self._silence.is_long(now):  # another process may be at the echo's address
-                self._effects.actions.append(Send(SCHEDULER, self._link.send_unreliable(m.Ping(0))))
+                self._effects.actions.append(
+                    SendMessage(SCHEDULER, self._link.send_unreliable(m.PingRequest(0)))
+                )

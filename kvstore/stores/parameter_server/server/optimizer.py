@@ -49,21 +49,21 @@ class OptimizerVersions:
         """Return the newest settings."""
         return self._versions[-1]
 
-    def at(self, version: int) -> OptimizerVersion:
+    def settings_at(self, version: int) -> OptimizerVersion:
         """Return the settings of a version."""
         if version >= self._versions[-1].version:
             return self._versions[-1]
         place = bisect.bisect_right(self._versions, version, key=lambda settings: settings.version)
         return self._versions[max(0, place - 1)]
 
-    def made(self, version: int, settings: SettingsAt) -> OptimizerVersion:
-        """Return new settings, which `put` installs; ConfigError: this server cannot create the optimizer."""
+    def make_version(self, version: int, settings: SettingsAt) -> OptimizerVersion:
+        """Return settings for `install_version`; ConfigError: this server cannot create the optimizer."""
         ordinal, text, epoch, keeps_states = settings
         like = (one.optimizer for one in self._versions if (one.generation, one.text) == (ordinal, text))
         optimizer = next(like, None) or _optimizer_of(text)
         return OptimizerVersion(version, ordinal, optimizer, text, epoch, keeps_states)
 
-    def put(self, settings: OptimizerVersion) -> None:
+    def install_version(self, settings: OptimizerVersion) -> None:
         """Install settings from their version on, in place of settings of the same version."""
         place = bisect.bisect_left(self._versions, settings.version, key=lambda one: one.version)
         found = self._versions[place : place + 1]
@@ -71,11 +71,11 @@ class OptimizerVersions:
         self._versions[place:end] = [settings]
         del self._versions[1 : 1 - _KEPT]  # the first version is that of side keys
 
-    def all(self) -> list[OptimizerVersion]:
+    def all_versions(self) -> list[OptimizerVersion]:
         """Return all versions, oldest first."""
         return list(self._versions)
 
-    def described(self) -> list[dict[str, Any]]:
+    def describe_versions(self) -> list[dict[str, Any]]:
         """Return all versions as JSON types."""
         return [
             {
@@ -90,11 +90,11 @@ class OptimizerVersions:
 
     @classmethod
     def from_description(cls, described: list[dict[str, Any]]) -> OptimizerVersions:
-        """Return the versions that `described` has written."""
+        """Return the versions that `describe_versions` has written."""
         versions = cls()
         for one in described:
             settings = SettingsAt(one["era"], one["text"], one["epoch"], bool(one.get("keeps")))
-            versions.put(versions.made(int(one["version"]), settings))
+            versions.install_version(versions.make_version(int(one["version"]), settings))
         return versions
 
 
@@ -137,49 +137,49 @@ class OptimizerState(UpdateCounts):
         self.generation = 0
         self.updater: Updater | None = None
 
-    def follow(self, settings: OptimizerVersion) -> Updater:
+    def use_settings(self, settings: OptimizerVersion) -> Updater:
         """Return the updater, with these settings; another generation begins with fresh states."""
         assert settings.optimizer is not None
         if self.updater is None or self.generation != settings.generation:
-            return self.restart(settings, 0, 0)
+            return self.restart_counts(settings, 0, 0)
         self.updater.optimizer = settings.optimizer
         return self.updater
 
-    def restart(self, settings: OptimizerVersion, updates: int, num_update: int) -> Updater:
+    def restart_counts(self, settings: OptimizerVersion, updates: int, num_update: int) -> Updater:
         """Begin with these counts and no states, in the settings' generation, and return the updater."""
         assert settings.optimizer is not None
         self.updater, self.generation = Updater(settings.optimizer), settings.generation
         self.updates, self.num_update = updates, num_update
         return self.updater
 
-    def current(self, settings: OptimizerVersion) -> Updater | None:
+    def current_updater(self, settings: OptimizerVersion) -> Updater | None:
         """Return the updater if it belongs to the settings' generation."""
         return self.updater if self.generation == settings.generation else None
 
-    def begin(self, settings: OptimizerVersion, key: Key, stamp: int) -> Updater:
+    def begin_update(self, settings: OptimizerVersion, key: Key, stamp: int) -> Updater:
         """Return the updater, with the optimizer's counts set to those of this state."""
-        updater = self.follow(settings)
+        updater = self.use_settings(settings)
         optimizer = updater.optimizer
         optimizer._index_update_count = {key: self.updates} if self.updates else {}
         optimizer.num_update = max(optimizer.begin_num_update, time_at([stamp], settings.epoch))
         return updater
 
-    def counted(self, key: Key) -> tuple[int, int]:
-        """Return the optimizer's counts after an update, for `keep`."""
+    def current_counts(self, key: Key) -> tuple[int, int]:
+        """Return the optimizer's counts after an update, for `set_counts`."""
         assert self.updater is not None
         optimizer = self.updater.optimizer
         return optimizer._index_update_count.get(key, self.updates), optimizer.num_update
 
-    def keep(self, counts: tuple[int, int]) -> None:
+    def set_counts(self, counts: tuple[int, int]) -> None:
         """Set the counts, after an update."""
         self.updates, self.num_update = counts
 
     @contextmanager
-    def counting(self, settings: OptimizerVersion, key: Key, stamp: int) -> Iterator[Updater]:
+    def count_update(self, settings: OptimizerVersion, key: Key, stamp: int) -> Iterator[Updater]:
         """Yield the updater for one update, which counts if the body succeeds."""
-        updater = self.begin(settings, key, stamp)
+        updater = self.begin_update(settings, key, stamp)
         yield updater
-        self.keep(self.counted(key))
+        self.set_counts(self.current_counts(key))
 
 
 def check_form(key: Key, tree: Tree, fresh: Tree, rows: int | None = None) -> None:
@@ -201,7 +201,7 @@ def refuse_parts(optimizer: Optimizer | None, key: Key) -> NoReturn:
     )
 
 
-def explained(error: Exception, settings: OptimizerVersion, key: Key, server: int) -> Exception:
+def update_error(error: Exception, settings: OptimizerVersion, key: Key, server: int) -> Exception:
     """Return the exception that workers receive for an error in an update."""
     if isinstance(error, (KVStoreError, MemoryError)):
         return error

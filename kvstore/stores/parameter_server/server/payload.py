@@ -66,10 +66,10 @@ def not_kept(key: Key, round: int) -> KVStoreError:
     return KVStoreError(f"the value that key {key!r} had after round {round} is not kept")
 
 
-def plain(payload: SlicePayload, dtype: np.dtype[Any], size: int) -> Array:
+def plain_elements(payload: SlicePayload, dtype: np.dtype[Any], size: int) -> Array:
     """View a payload as `size` elements, copied where it is not aligned; ShapeError: it has another size."""
     if payload.coding == cpu.DIVIDED:
-        return _divided(payload, dtype, size)
+        return _divided_elements(payload, dtype, size)
     if payload.coding:
         _check_packed(dtype)
         restored = np.empty(size, np.float32)
@@ -81,7 +81,7 @@ def plain(payload: SlicePayload, dtype: np.dtype[Any], size: int) -> Array:
 def usual_summands(
     parts: list[tuple[int, SlicePayload]], dtype: np.dtype[Any], size: int
 ) -> list[Array] | None:
-    """Return parts in the form of the kernels, where all are plain and fit; None: use `summands`."""
+    """Return parts in the form of the kernels, where all are plain and fit; None: use `kernel_sources`."""
     nbytes = size * dtype.itemsize
     arrays = []
     for _, (data, coding, _, rows) in parts:
@@ -97,7 +97,7 @@ def usual_summands(
     return arrays
 
 
-def summands(
+def kernel_sources(
     parts: Sequence[tuple[int, SlicePayload]], dtype: np.dtype[Any], size: int
 ) -> list[Array] | cpu.Coded:
     """Return the parts of a dense slice in the form of the kernels, in their order.
@@ -107,7 +107,7 @@ def summands(
     codes = {(payload.coding, payload.threshold) for _, payload in parts}
     coding, threshold = codes.pop()
     if codes or coding in (0, cpu.DIVIDED):  # plain, or workers with different codecs
-        return [plain(payload, dtype, size) for _, payload in parts]
+        return [plain_elements(payload, dtype, size) for _, payload in parts]
     _check_packed(dtype)
     return cpu.Coded(
         coding, threshold, size, [_packed_words(payload, size) for _, payload in parts], packed=True
@@ -137,7 +137,7 @@ def some_rows(
     return trusted_rows(data.reshape(n, *shape[1:]), ids, shape)
 
 
-def opaque(payload: SlicePayload) -> bytes:
+def opaque_bytes(payload: SlicePayload) -> bytes:
     """Return the bytes of a payload that is no array; ProtocolError: it has rows, or cannot be read."""
     if payload.rows >= 0:
         raise ProtocolError(f"{payload.rows} rows where there can be none; the request was not carried out")
@@ -159,7 +159,7 @@ def _typed_elements(data: Array, dtype: np.dtype[Any], size: int) -> Array:
     return typed if typed.flags.aligned else data.copy().view(dtype)
 
 
-def _divided(payload: SlicePayload, dtype: np.dtype[Any], size: int) -> Array:
+def _divided_elements(payload: SlicePayload, dtype: np.dtype[Any], size: int) -> Array:
     if dtype != np.float32 or not payload.threshold > 0:
         raise DTypeError(f"elements of {dtype} cannot count divided by {payload.threshold}")
     elements = _typed_elements(_byte_array(payload.data), dtype, size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ..native._native import Members
-from ..protocol.messages import Attach, Failure, View
+from ..protocol.messages import AttachRequest, Failure, ViewNotice
 from .slice_rounds import SliceRounds
 
 
@@ -25,18 +25,18 @@ class RoundMembers:
         self.seats: dict[int, int] = {}  # by rank, where hosts push; else empty
         self.needed: frozenset[int] = frozenset()  # members, or seats, that rounds wait for
         self.rejoining: frozenset[int] = frozenset()  # restarted members that no round waits for
-        self.collecting_join_point = False  # of one of them: `View.begin`
+        self.collecting_join_point = False  # of one of them: `ViewNotice.begin`
         self.broken: Failure | None = None
         #: Of a restarted server: the attachments of members, until all have attached.
-        self.returning: dict[int, Attach] | None = {} if restarted else None
-        #: The ranks that rounds wait for, as `native/rounds.h` reads them; `_note` keeps it up to date.
+        self.returning: dict[int, AttachRequest] | None = {} if restarted else None
+        #: The ranks that rounds wait for, as `native/rounds.h` reads them; `_set_needed` keeps it up to date.
         self.of_rounds = Members()
         #: Of restarted workers: (slice, round), the last rounds without them.
         self._join_points: dict[int, tuple[tuple[int, int], ...]] = {}
         #: Of workers that have left without having joined: the last round of each slice with their part.
         self.left: dict[int, dict[int, int]] = {}
 
-    def update(self, view: View, slices: Iterable[SliceRounds]) -> set[int]:
+    def apply_view(self, view: ViewNotice, slices: Iterable[SliceRounds]) -> set[int]:
         """Apply a newer view; return the ranks of lost parts of incomplete rounds."""
         self.epoch, self.sync, self.seats = view.epoch, view.mode == "sync", dict(view.seats)
         members = {member.rank: member.incarnation for member in view.members}
@@ -50,7 +50,7 @@ class RoundMembers:
         waited_for = members.keys() - set(view.resting) - self.rejoining
         self.needed = frozenset(map(self.seat, waited_for))
         self.collecting_join_point = view.begin >= 0
-        self._note()
+        self._set_needed()
         return self.without_members(dead | replaced, replaced) - set(view.whole)
 
     def without_members(self, gone: set[int], replaced: Iterable[int] = ()) -> set[int]:
@@ -61,7 +61,7 @@ class RoundMembers:
         """Return the rank that a worker pushes for: itself, or the seat of its host."""
         return self.seats.get(rank, rank)
 
-    def _note(self) -> None:
+    def _set_needed(self) -> None:
         """Set the ranks that `native/rounds.h` waits for; to be called after each change of their sources."""
         waits = self.returning is not None or self.collecting_join_point or bool(self.left)
         usual = self.broken is None and not waits
@@ -70,14 +70,14 @@ class RoundMembers:
     def break_off(self, failure: Failure) -> None:
         """Complete no more rounds."""
         self.broken = failure
-        self._note()
+        self._set_needed()
 
     def await_all(self) -> None:
         """Replace a server that has ended: all members have to attach again."""
         self.returning = {}
-        self._note()
+        self._set_needed()
 
-    def missing(self, rounds: SliceRounds | None, number: int) -> list[int]:
+    def missing_ranks(self, rounds: SliceRounds | None, number: int) -> list[int]:
         """Return the ranks that a round of a slice waits for."""
         if self.returning is not None:
             return sorted(self.incarnations.keys() - self.returning.keys())
@@ -107,7 +107,7 @@ class RoundMembers:
         if self.returning is None or not self.incarnations.keys() <= self.returning.keys():
             return False
         attaches, self.returning = self.returning, None
-        self._note()
+        self._set_needed()
         for rank, attach in attaches.items():
             begins = not attach.met and rank not in self.rejoining and rank not in self._join_points
             if begins and self.sync and not self.seats:
@@ -137,5 +137,5 @@ class RoundMembers:
         gone = [(rank, last) for rank, last in gone if last < round_]
         for rank, _ in gone:
             del self.left[rank]
-        self._note()
+        self._set_needed()
         return gone

@@ -12,8 +12,8 @@ from ...entry import Array
 from ...update import check_floating
 from ..protocol.optimizer_states import needs_whole_keys
 from .dense import DenseKey, DenseSlice, DenseUpdates, update_whole
-from .optimizer import OptimizerVersion, OptimizerVersions, explained
-from .payload import SliceUpdate, plain, some_rows
+from .optimizer import OptimizerVersion, OptimizerVersions, update_error
+from .payload import SliceUpdate, plain_elements, some_rows
 from .shard_slices import ShardSlices
 from .sparse import TableSlice
 from .whole_keys import WholeKeys
@@ -27,12 +27,12 @@ class RoundUpdates:
         self._optimizers = optimizers
         #: By slice, the newest version of the settings that a round has used.
         self.versions: dict[int, int] = {}
-        #: Slices with outs that the last `apply` has written.
+        #: Slices with outs that the last `apply_jobs` has written.
         self.written: set[int] = set()
-        #: The jobs that `gather` has stored.
+        #: The jobs that `applicable_jobs` has stored.
         self.whole_keys = WholeKeys()
 
-    def gather(self, jobs: Sequence[SliceUpdate]) -> list[SliceUpdate]:
+    def applicable_jobs(self, jobs: Sequence[SliceUpdate]) -> list[SliceUpdate]:
         """Return the jobs that can be applied now.
 
         Most are returned at once. A rule that needs whole tensors updates all slices of a key together: jobs
@@ -42,27 +42,27 @@ class RoundUpdates:
         for job in jobs:
             held = self._slices.held.get(job.slice)
             if isinstance(held, DenseSlice) and self._waits_for_others(held, job):
-                now += self.whole_keys.add(held.of, job)
+                now += self.whole_keys.add_job(held.of, job)
             else:
                 now.append(job)
         return now
 
-    def forget(self, slices: Iterable[int]) -> None:
+    def forget_slices(self, slices: Iterable[int]) -> None:
         """Drop the stored jobs of slices, while the slices still exist."""
         for slice in slices:
             held = self._slices.held.get(slice)
             if isinstance(held, DenseSlice):
-                self.whole_keys.forget(held.of)
+                self.whole_keys.forget_key(held.of)
             self.versions.pop(slice, None)
 
     def _waits_for_others(self, part: DenseSlice, job: SliceUpdate) -> bool:
         if not part.of.whole or len(part.of.slices) == 1 or is_side(part.key):
             return False
         # A job without parts does not show the version of the other slices' jobs.
-        settings = [self._settings(job)] if job.parts else self._optimizers.all()
+        settings = [self._job_settings(job)] if job.parts else self._optimizers.all_versions()
         return part.of in self.whole_keys or any(needs_whole_keys(one.optimizer) for one in settings)
 
-    def apply(self, jobs: Sequence[SliceUpdate]) -> list[Exception | None]:
+    def apply_jobs(self, jobs: Sequence[SliceUpdate]) -> list[Exception | None]:
         """Sum the parts of each job, and update or replace the slice's value.
 
         Many small slices use one call of the kernels. Results are those of the `local` store, bit by bit, for
@@ -78,7 +78,7 @@ class RoundUpdates:
         whole: dict[tuple[DenseKey, int], list[int]] = {}
         for number, job in enumerate(jobs):
             try:
-                settings, held = self._settings(job), self._slices.find(job.slice)
+                settings, held = self._job_settings(job), self._slices.find_slice(job.slice)
                 if not job.parts:
                     continue
                 if isinstance(held, TableSlice):
@@ -87,33 +87,35 @@ class RoundUpdates:
                     whole.setdefault((held.of, job.round), []).append(number)
                 else:
                     if job.slice in together:  # its next round
-                        self._run(batch, together, results)
+                        self._run_batch(batch, together, results)
                         batch, together = DenseUpdates(memory), {}
                     check_floating(held.of, settings.optimizer)
                     job = job._replace(version=self.versions[job.slice])
-                    if batch.add(held, job, settings, _may_be_undone(job)) and job.outs:
+                    if batch.add_job(held, job, settings, _may_be_undone(job)) and job.outs:
                         self.written.add(job.slice)
                     together[job.slice] = (number, settings, held.of.key)
             except Exception as error:
-                results[number] = self._explained(error, job)
-        self._run(batch, together, results)
+                results[number] = self._job_error(error, job)
+        self._run_batch(batch, together, results)
         for numbers in whole.values():
             self._apply_whole([jobs[number] for number in numbers], numbers, results)
         self._slices.changed.update(job.slice for job in jobs)
         return results
 
-    def _run(self, batch: DenseUpdates, together: dict[int, Any], results: list[Exception | None]) -> None:
+    def _run_batch(
+        self, batch: DenseUpdates, together: dict[int, Any], results: list[Exception | None]
+    ) -> None:
         try:
-            batch.run()
+            batch.run_kernels()
         except Exception as error:  # no memory for the call itself; nothing is written
             for number, settings, key in together.values():
-                results[number] = explained(error, settings, key, self._slices.server)
+                results[number] = update_error(error, settings, key, self._slices.server)
 
     def _apply_whole(
         self, jobs: list[SliceUpdate], numbers: list[int], results: list[Exception | None]
     ) -> None:
         parts = [(self._slices.held[job.slice], job) for job in jobs]
-        settings = max((self._settings(job) for job in jobs), key=lambda one: one.version)
+        settings = max((self._job_settings(job) for job in jobs), key=lambda one: one.version)
         try:
             dense = [(part, job) for part, job in parts if isinstance(part, DenseSlice)]
             key = dense[0][0].of
@@ -122,15 +124,15 @@ class RoundUpdates:
             for part in key.slices:  # also slices without a job
                 self._slices.changed.add(part.id)
                 if undone:
-                    part.keep(jobs[0].round)
+                    part.keep_copy(jobs[0].round)
                 if undone and settings.keeps_states:
                     part.keep_states(settings, jobs[0].round)
             update_whole(dense, settings, self._slices.memory)
         except Exception as error:
             for number, job in zip(numbers, jobs, strict=True):
-                results[number] = self._explained(error, job)
+                results[number] = self._job_error(error, job)
 
-    def _settings(self, job: SliceUpdate) -> OptimizerVersion:
+    def _job_settings(self, job: SliceUpdate) -> OptimizerVersion:
         """Return the settings for a job; the version of a slice never decreases."""
         held = self._slices.held.get(job.slice)
         version = max(job.version, self.versions.get(job.slice, 0))
@@ -141,13 +143,13 @@ class RoundUpdates:
             held.withdraw_plan()
         if isinstance(held, DenseSlice):
             held.sums = not version  # `native/sums.h` has no settings except those of a plan
-        return self._optimizers.at(version)
+        return self._optimizers.settings_at(version)
 
-    def _explained(self, error: Exception, job: SliceUpdate) -> Exception:
+    def _job_error(self, error: Exception, job: SliceUpdate) -> Exception:
         held = self._slices.held.get(job.slice)
         if held is None:
             return error
-        return explained(error, self._settings(job), held.key, self._slices.server)
+        return update_error(error, self._job_settings(job), held.key, self._slices.server)
 
 
 def _apply_table(table: TableSlice, job: SliceUpdate, settings: OptimizerVersion) -> None:
@@ -155,11 +157,11 @@ def _apply_table(table: TableSlice, job: SliceUpdate, settings: OptimizerVersion
     sources: list[RowSparseArray | Array] = [
         some_rows(payload, table.dtype, table.start, table.shape)
         if payload.rows >= 0
-        else plain(payload, table.dtype, math.prod(table.shape)).reshape(table.shape)
+        else plain_elements(payload, table.dtype, math.prod(table.shape)).reshape(table.shape)
         for _, payload in job.parts
     ]
     before = job.round - 1 if _may_be_undone(job) else -1
-    table.apply(sources, settings, job.clock, before, job.version)
+    table.apply_sources(sources, settings, job.clock, before, job.version)
 
 
 def _may_be_undone(job: SliceUpdate) -> bool:

@@ -27,7 +27,7 @@ class ShardSlices:
         #: Slices that differ from the last snapshot.
         self.changed: set[int] = set()
 
-    def define(self, entries: Sequence[KeyEntry]) -> None:
+    def add_slices(self, entries: Sequence[KeyEntry]) -> None:
         """Add slices that workers will use; known slices stay."""
         for entry in entries:
             key, first = entry.spec.key, entry.slices[0].id
@@ -38,7 +38,7 @@ class ShardSlices:
                 make = self._make_tables if entry.spec.sparse else self._make_dense
                 make(entry, mine)
 
-    def current(self) -> list[KeyEntry]:
+    def current_entries(self) -> list[KeyEntry]:
         """Return the keys that have slices here, in their present placement."""
         return [
             entry for entry in self.entries.values() if entry.slices[0].id == self._newest[entry.spec.key]
@@ -58,7 +58,7 @@ class ShardSlices:
             shape = (piece.stop - piece.start, *spec.shape[1:])
             self.held[piece.id] = TableSlice(spec.key, piece.start, shape, dtype, len(entry.slices) == 1)
 
-    def find(self, slice: int) -> DenseSlice | TableSlice:
+    def find_slice(self, slice: int) -> DenseSlice | TableSlice:
         """Return a slice; KeyNotFoundError: this server has none with that number."""
         try:
             return self.held[slice]
@@ -81,7 +81,7 @@ class ShardSlices:
         """Record the slices that rounds in C have changed."""
         self.changed.update(slice for slice, held in self.held.items() if held.take_changed())
 
-    def forget(self, slices: Iterable[int]) -> None:
+    def forget_slices(self, slices: Iterable[int]) -> None:
         """Drop slices; unknown ones are no error."""
         for slice in slices:
             held = self.held.pop(slice, None)
@@ -93,4 +93,4 @@ class ShardSlices:
 
     def _give_back(self, part: DenseSlice) -> None:
         part.of.slices.remove(part)
-        part.free(self.memory)
+        part.free_memory(self.memory)

@@ -8,17 +8,33 @@ import msgspec
 
 from ..native._native import SliceTable, SliceValue, TableRows, applied_usual
 from ..protocol.events import AbortJobs, ForgetSlices, SliceRound, SliceWrite, WithdrawJobs
-from ..protocol.messages import FLAGS, KIND, PROBE, ROUND, SEQUENCE, SLICE, Failure, Kind, LeftOut, Record
+from ..protocol.messages import (
+    FLAGS,
+    KIND,
+    PROBE,
+    ROUND,
+    SEQUENCE,
+    SLICE,
+    Failure,
+    LeftOutNotice,
+    Record,
+    RecordKind,
+)
 from .round_members import RoundMembers
 from .slice_rounds import OPEN, WRITES, Frames, SliceActivity, SliceRounds
 from .worker_sessions import StepEffects, StoreSessions, WorkerSession
 
-_PUSH, _PULL, _PUSHPULL, _INIT = Kind.PUSH, Kind.PULL, Kind.PUSHPULL, Kind.INIT
-_DONE, _VALUE, _UNKNOWN, _LAST_ROUND = Kind.DONE, Kind.VALUE, Kind.UNKNOWN, Kind.LAST_ROUND
+_PUSH, _PULL, _PUSHPULL, _INIT = RecordKind.PUSH, RecordKind.PULL, RecordKind.PUSHPULL, RecordKind.INIT
+_DONE, _VALUE, _UNKNOWN, _LAST_ROUND = (
+    RecordKind.DONE,
+    RecordKind.VALUE,
+    RecordKind.UNKNOWN,
+    RecordKind.LAST_ROUND,
+)
 _PUSHES = frozenset((_PUSH, _PUSHPULL))
-_VALUE_READS = frozenset((_PULL, Kind.PULL_ROWS, Kind.FETCH_STATE))
+_VALUE_READS = frozenset((_PULL, RecordKind.PULL_ROWS, RecordKind.FETCH_STATE))
 _READS = _VALUE_READS | {_LAST_ROUND}
-_VALUES = frozenset((_INIT, Kind.ASSIGN))
+_VALUES = frozenset((_INIT, RecordKind.ASSIGN))
 _ROUND, _WRITE = SliceActivity.ROUND, SliceActivity.WRITE
 
 #: Rounds ahead of the complete one in which a worker that keeps to the rules can never push.
@@ -50,9 +66,9 @@ class SliceRequests:
             self._without_value(session, rounds, record, frames)
         elif kind in _PUSHES:
             if self._members.broken is not None:
-                self._effects.fail(session, record, rounds.round, self._members.broken)
+                self._effects.fail_request(session, record, rounds.round, self._members.broken)
             elif rounds.sealed:
-                self._effects.fail(session, record, rounds.round, self._moved(session, rounds))
+                self._effects.fail_request(session, record, rounds.round, self._moved(session, rounds))
             elif self._members.sync:
                 self._push(session, rounds, record, frames)
             else:
@@ -71,12 +87,14 @@ class SliceRequests:
         if session.waits(sequence):
             self._effects.report(session)
         elif sequence in session.failures:
-            self._effects.fail(session, record, rounds.round if rounds else 0, session.failures[sequence])
+            self._effects.fail_request(
+                session, record, rounds.round if rounds else 0, session.failures[sequence]
+            )
         elif kind == _PUSH or kind in WRITES:
             self._effects.answer(session, _DONE, record, rounds.round if rounds else 0)
-        elif kind == Kind.BAD or rounds is None or not rounds.ready:
+        elif kind == RecordKind.BAD or rounds is None or not rounds.ready:
             self._without_value(session, rounds, record, frames)
-        elif record[FLAGS] == PROBE and kind == Kind.PULL_ROWS:
+        elif record[FLAGS] == PROBE and kind == RecordKind.PULL_ROWS:
             self._effects.answer(session, _UNKNOWN, record, 0)  # which rows, is in the payload
         else:
             self._pull(session, rounds, record, frames if kind != _PUSHPULL else ())
@@ -123,34 +141,34 @@ class SliceRequests:
             rounds.enqueue((session, record, frames))
         elif record.kind == _INIT and rounds.ready:
             self._effects.answer(session, _DONE, record, rounds.round)
-        elif record.kind == Kind.FORGET:
+        elif record.kind == RecordKind.FORGET:
             self.forget((rounds.id,))
             self._effects.answer(session, _DONE, record, 0)
-        elif record.kind in (Kind.SEAL, Kind.UNSEAL):
+        elif record.kind in (RecordKind.SEAL, RecordKind.UNSEAL):
             self._seal(session, rounds, record)
         else:
             rounds.begin(_WRITE, session, record)
-            self._effects.write(self._store, SliceWrite(rounds.id, record, frames))
+            self._effects.write_slice(self._store, SliceWrite(rounds.id, record, frames))
 
     def _seal(self, session: WorkerSession, rounds: SliceRounds, record: Record) -> None:
         """Refuse pushes from now on, or take them again; a part that waits for its round would be lost."""
         ahead = rounds.open_rounds()
-        if record.kind == Kind.SEAL and ahead:
+        if record.kind == RecordKind.SEAL and ahead:
             rank = rounds.ranks(ahead[0])[0]
-            self._effects.fail(session, record, rounds.round, self._moved(session, rounds, rank))
+            self._effects.fail_request(session, record, rounds.round, self._moved(session, rounds, rank))
             return
-        rounds.seal(record.kind == Kind.SEAL)
+        rounds.seal(record.kind == RecordKind.SEAL)
         self._effects.answer(session, _DONE, record, rounds.round)
 
     def _without_value(
         self, session: WorkerSession, rounds: SliceRounds | None, record: Record, frames: Frames
     ) -> None:
-        if record.kind == Kind.FORGET:
+        if record.kind == RecordKind.FORGET:
             self._effects.answer(session, _DONE, record, 0)
-        elif record.kind == Kind.BAD:
+        elif record.kind == RecordKind.BAD:
             self._refuse_unknown(session, record)
         elif record.kind not in _VALUES:
-            self._effects.fail(session, record, 0, self._no_value(record.slice))
+            self._effects.fail_request(session, record, 0, self._no_value(record.slice))
         elif rounds is None or not rounds.defined:
             # The scheduler's word of this slice is still on its way.
             self._slice(record.slice).enqueue((session, record, frames))
@@ -171,9 +189,9 @@ class SliceRequests:
         broken = self._members.broken
         if broken is not None and not self._readable(rounds, record):
             # whoever knows of the loss asks for whatever there is
-            self._effects.fail(session, record, rounds.round, broken)
+            self._effects.fail_request(session, record, rounds.round, broken)
         elif rounds.sealed and not self._readable(rounds, record):
-            self._effects.fail(session, record, rounds.round, self._moved(session, rounds))
+            self._effects.fail_request(session, record, rounds.round, self._moved(session, rounds))
         elif rounds.busy or not self._readable(rounds, record):
             self._wait_to_read(session, rounds, record, frames)
         else:
@@ -205,13 +223,13 @@ class SliceRequests:
 
     def _tell_failure(self, session: WorkerSession, rounds: SliceRounds, record: Record) -> bool:
         """Answer that a round failed, of each once to each worker that pushed into it; then it may read."""
-        told = rounds.tell(session.seat, record[ROUND]) if record[KIND] != Kind.FETCH_STATE else None
+        told = rounds.tell(session.seat, record[ROUND]) if record[KIND] != RecordKind.FETCH_STATE else None
         if told is None:
             return False
         number, failure = told
         if number < record[ROUND]:
             failure = msgspec.structs.replace(failure, text=f"{failure.text}; that was in round {number}")
-        self._effects.fail(session, record, rounds.round, failure)
+        self._effects.fail_request(session, record, rounds.round, failure)
         return True
 
     # ----------------------------------------------------------------------------------------------- progress
@@ -255,7 +273,7 @@ class SliceRequests:
         valued = failure is None and record.kind in _VALUES
         rounds.ready = rounds.ready or valued
         if failure is not None:
-            self._effects.fail(session, record, rounds.round, failure)
+            self._effects.fail_request(session, record, rounds.round, failure)
         elif record.kind == _PUSHPULL:
             self._effects.answer(session, _VALUE, record, rounds.round, ())
         elif valued and not rounds.kept and self._effects.unsaved is not None:
@@ -300,7 +318,7 @@ class SliceRequests:
             self._settle(rounds)
         if job is not None:
             for rank, last in members.left_out(job.slice, job.round) if members.left else ():
-                self._sessions.send(LeftOut(self._store, job.slice, rank, last))
+                self._sessions.send_all(LeftOutNotice(self._store, job.slice, rank, last))
             self._effects.job(self._store, job)
 
     # --------------------------------------------------------------------------------------------- who waits
@@ -319,7 +337,7 @@ class SliceRequests:
         """
         for rounds in list(self.slices.values()):
             for session, record in rounds.abandon():
-                self._effects.fail(session, record, rounds.round, failure)
+                self._effects.fail_request(session, record, rounds.round, failure)
             self._settle(rounds)
         self._effects.work.append(AbortJobs(self._store))
 
@@ -346,7 +364,7 @@ class SliceRequests:
             dropped.append(slice_)
             waiting = [one[:2] for one in (*rounds.take_value_waiters(), *rounds.queue)]
             for session, record in [*waiting, *rounds.take_push_waiters()]:
-                self._effects.fail(session, record, 0, self._no_value(slice_))
+                self._effects.fail_request(session, record, 0, self._no_value(slice_))
         if dropped:
             self._effects.work.append(ForgetSlices(self._store, tuple(dropped)))
 
@@ -371,10 +389,10 @@ class SliceRequests:
 
     def _refuse_unknown(self, session: WorkerSession, record: Record) -> None:
         """Answer a request that the protocol does not know."""
-        bad = record.kind == Kind.BAD
+        bad = record.kind == RecordKind.BAD
         why = "numbers of a request do not fit together" if bad else f"no request has kind {int(record.kind)}"
         self._refuse(session, record, f"{why}; the request was not carried out")
 
     def _refuse(self, session: WorkerSession, record: Record, why: str) -> None:
         text = f"worker {session.rank}, slice {record.slice} of store {self._store}: {why}"
-        self._effects.fail(session, record, 0, Failure("ProtocolError", text))
+        self._effects.fail_request(session, record, 0, Failure("ProtocolError", text))

@@ -9,14 +9,23 @@ from typing import Any
 
 from ..native._native import SliceState
 from ..protocol.events import SliceRound
-from ..protocol.messages import Failure, Kind, Record
+from ..protocol.messages import Failure, Record, RecordKind
 from .worker_sessions import WorkerSession
 
 #: Rounds after the complete one whose parts are accepted; a push into a later one waits.
 OPEN = 2
 
 #: Requests that set what a slice is, or drop it: done between rounds, in a broken store too.
-WRITES = frozenset((Kind.INIT, Kind.ASSIGN, Kind.PUT_STATE, Kind.FORGET, Kind.SEAL, Kind.UNSEAL))
+WRITES = frozenset(
+    (
+        RecordKind.INIT,
+        RecordKind.ASSIGN,
+        RecordKind.PUT_STATE,
+        RecordKind.FORGET,
+        RecordKind.SEAL,
+        RecordKind.UNSEAL,
+    )
+)
 
 #: Failed rounds of a slice that are kept for workers which have not been told; the oldest are dropped.
 _FAILED = 64
@@ -178,7 +187,7 @@ class SliceRounds(SliceState):
         """
         waiting = self.take_push_waiters()
         for one in self.take_value_waiters():
-            if one[1].kind == Kind.LAST_ROUND:
+            if one[1].kind == RecordKind.LAST_ROUND:
                 self.wait_for_value(*one)
             else:
                 waiting.append(one[:2])

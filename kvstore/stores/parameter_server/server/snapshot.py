@@ -69,13 +69,13 @@ class SnapshotFolder:
         """Return whether there is a snapshot: a first one is complete when there is a manifest."""
         return (self.path / _MANIFEST).exists()
 
-    def remove(self) -> None:
+    def remove_files(self) -> None:
         """Remove all files, as far as possible; the manifest first, so that a kill leaves no snapshot."""
         with contextlib.suppress(OSError):
             (self.path / _MANIFEST).unlink()
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def read(self) -> SnapshotManifest:
+    def read_manifest(self) -> SnapshotManifest:
         """Return the manifest of the last snapshot; StateFileError: damaged, foreign, or missing."""
         path = self.path / _MANIFEST
         try:
@@ -90,12 +90,12 @@ class SnapshotFolder:
             )
         return manifest
 
-    def tensors(self, manifest: SnapshotManifest) -> dict[int, Tensors]:
+    def read_tensors(self, manifest: SnapshotManifest) -> dict[int, Tensors]:
         """Return the arrays of each slice; StateFileError: a file is damaged or missing."""
-        content = {name: self._tensors(name, checksum) for name, checksum in manifest.files.items()}
+        content = {name: self._read_file(name, checksum) for name, checksum in manifest.files.items()}
         return {slice: content[name][slice] for slice, (name, _) in manifest.slices.items()}
 
-    def _tensors(self, name: str, checksum: str) -> dict[int, Tensors]:
+    def _read_file(self, name: str, checksum: str) -> dict[int, Tensors]:
         def parse(text: str, tensors: Tensors) -> dict[int, Tensors]:
             found: dict[int, Tensors] = {slice: {} for slice in json.loads(text)}
             for full, array in tensors.items():
@@ -110,7 +110,9 @@ class SnapshotFolder:
         except FileNotFoundError as error:
             raise StateFileError(f"{self.path / name} is gone, a part of the last snapshot") from error
 
-    def write(self, manifest: SnapshotManifest, changed: dict[int, tuple[dict[str, Any], Tensors]]) -> None:
+    def write_files(
+        self, manifest: SnapshotManifest, changed: dict[int, tuple[dict[str, Any], Tensors]]
+    ) -> None:
         """Write a snapshot; this sets number, slices and files of the manifest.
 
         `changed`: by slice its description and its arrays; other slices are as in the previous snapshot.
@@ -118,7 +120,7 @@ class SnapshotFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         if self._last is None:
             with contextlib.suppress(StateFileError):
-                self._last = self.read()
+                self._last = self.read_manifest()
         last = self._last
         manifest.number = 1 if last is None else last.number + 1
         name = f"{manifest.number}.safetensors"
@@ -151,16 +153,16 @@ class SnapshotFolder:
 # ------------------------------------------------------------------------------------------- one slice
 
 
-def described(held: Held) -> tuple[dict[str, Any], Tensors]:
+def describe_slice(held: Held) -> tuple[dict[str, Any], Tensors]:
     """Return a slice's description for a file, and copies of its arrays."""
     tensors: Tensors = {}
-    said = _describe(held, tensors)
+    said = _collect_tensors(held, tensors)
     return said, {name: array.copy() for name, array in tensors.items()}
 
 
-def _describe(held: Held, tensors: Tensors) -> dict[str, Any]:
+def _collect_tensors(held: Held, tensors: Tensors) -> dict[str, Any]:
     if isinstance(held, DenseSlice):
-        tensors["value"] = held.live()
+        tensors["value"] = held.live_value()
         said: dict[str, Any] = {"state": _describe_state(held.state, held.of.key, "state", tensors)}
         if held.start == 0 and held.of.whole:
             said["whole"] = _describe_state(held.of.state, held.of.key, "whole", tensors)
@@ -226,7 +228,7 @@ def taken_back(
     versions: Iterable[OptimizerVersion],
     memory: SharedValues | None,
 ) -> None:
-    """Restore a slice from what `described` returned; `memory` is for dense values."""
+    """Restore a slice from what `describe_slice` returned; `memory` is for dense values."""
     by_generation = {settings.generation: settings for settings in versions}
     if isinstance(held, DenseSlice):
         _take_value(held, _typed_tensor(tensors["value"], held.of.dtype), memory)
@@ -245,7 +247,7 @@ def taken_back(
 def _take_value(held: DenseSlice, value: Array, memory: SharedValues | None) -> None:
     if value.shape != (held.size,):
         raise StateFileError(f"slice {held.id} of a snapshot has {value.size} elements, not {held.size}")
-    np.copyto(held.ensure(memory), value)
+    np.copyto(held.ensure_memory(memory), value)
 
 
 def _take_state(
@@ -259,7 +261,7 @@ def _take_state(
     settings = None if said is None else versions.get(said["era"])
     if said is None or settings is None or settings.optimizer is None:
         return  # of settings that no round will use again
-    updater = state.restart(settings, said["updates"], said["num_update"])
+    updater = state.restart_counts(settings, said["updates"], said["num_update"])
     if said["known"]:
         updater.states[key] = _restored_tree(said["outline"], name, tensors)
 

@@ -33,7 +33,7 @@ from .payload import not_kept
 _SPARE = 1.25  # allocated rows, as a multiple of the rows that an update changes
 
 
-class _Kept(NamedTuple):
+class _KeptRows(NamedTuple):
     """The rows after a round: all, with the blank row, or only the rows that the next round changed."""
 
     round: int
@@ -42,7 +42,7 @@ class _Kept(NamedTuple):
     blank: Array | None
 
 
-_NOTHING_KEPT = _Kept(-1, np.empty(0, np.int64), np.empty(0), None)
+_NOTHING_KEPT = _KeptRows(-1, np.empty(0, np.int64), np.empty(0), None)
 
 
 class TableSlice(RowTable, TableRows):
@@ -73,13 +73,13 @@ class TableSlice(RowTable, TableRows):
 
     # --------------------------------------------------------------------------------------------- values
 
-    def gathered(self, ids: Ids) -> GatheredRows | None:
+    def gather_rows(self, ids: Ids) -> GatheredRows | None:
         """Return rows with ascending ids, to be sent before they change; None: use `read`."""
         if self.blank.view(np.uint8).any() or not self.blank.nbytes or not self.count:
             return None
         return GatheredRows(as_bytes(self.held), self.blank.nbytes, self._positions(ids))
 
-    def past(self, round: int, ids: Ids | None) -> tuple[Ids, Array]:
+    def past_rows(self, round: int, ids: Ids | None) -> tuple[Ids, Array]:
         """Return what `read` returned after a round; KVStoreError: it is not stored."""
         self._note_rounds()
         kept = self._before
@@ -95,7 +95,7 @@ class TableSlice(RowTable, TableRows):
         rows[there] = kept.rows[where]
         return ids, rows
 
-    def absent(self, round: int | None = None) -> Array | None:
+    def absent_row(self, round: int | None = None) -> Array | None:
         """Return the value of absent rows, after a round or now; None: zeros, or no row is absent."""
         blank = self.blank if round is None or self._before.blank is None else self._before.blank
         return None if self.index is None or not blank.view(np.uint8).any() else blank
@@ -113,14 +113,16 @@ class TableSlice(RowTable, TableRows):
         self._keeps, n = found
         self._before = _NOTHING_KEPT
         if self._keeps >= 0:
-            self._before = _Kept(self._keeps, self._ids_memory[:n], self._kept_memory[:n], None)
+            self._before = _KeptRows(self._keeps, self._ids_memory[:n], self._kept_memory[:n], None)
 
-    def _keep(self, ids: Ids | None) -> None:
+    def _keep_copy(self, ids: Ids | None) -> None:
         """Copy these rows before a round, or all; without memory for it there is no copy."""
         if self._keeps >= 0:
             self._before = _NOTHING_KEPT
             with suppress(MemoryError):
-                self._before = _Kept(self._keeps, *self.read(ids), self.blank.copy() if ids is None else None)
+                self._before = _KeptRows(
+                    self._keeps, *self.read(ids), self.blank.copy() if ids is None else None
+                )
 
     def _memory_for_copies(self, n: int) -> Array | None:
         """Return memory for copies of `n` rows; None: they are not to be stored, or no memory."""
@@ -139,7 +141,7 @@ class TableSlice(RowTable, TableRows):
         state = self.state
         if self.given is not None and self.given[0].generation == settings.generation:
             return self.given[1]
-        updater = state.current(settings)
+        updater = state.current_updater(settings)
         if updater is None or self.key not in updater.states:
             return NOTHING
         tree, counts = updater.states[self.key], (state.updates, state.num_update)
@@ -168,7 +170,7 @@ class TableSlice(RowTable, TableRows):
         """Keep the states of these settings only, which can be loaded ones."""
         self.hide()
         self._take_given(settings)
-        if self.state.current(settings) is None:
+        if self.state.current_updater(settings) is None:
             self.updater = self._blank_of = self.blank_tree = None
 
     def _take_given(self, settings: OptimizerVersion) -> None:
@@ -177,7 +179,7 @@ class TableSlice(RowTable, TableRows):
         if found is None or found[0].generation != settings.generation:
             return
         given = found[1]
-        updater = self.state.restart(settings, given.updates, given.num_update)
+        updater = self.state.restart_counts(settings, given.updates, given.num_update)
         self._blank_of = None  # the state of absent rows is replaced, too
         if not given.known:
             return
@@ -221,7 +223,7 @@ class TableSlice(RowTable, TableRows):
 
     # ------------------------------------------------------------------------------------------ rounds
 
-    def apply(
+    def apply_sources(
         self,
         sources: list[RowSparseArray | Array],
         settings: OptimizerVersion,
@@ -231,32 +233,32 @@ class TableSlice(RowTable, TableRows):
     ) -> None:
         """Replace rows by the sum of sources, or update them; a failure leaves the table unchanged.
 
-        `keeps` is the previous round, if its rows are to be stored for `past`. `version` of the settings is
-        the newest that a round of the slice has used.
+        `keeps` is the previous round, if its rows are to be stored for `past_rows`. `version` of the settings
+        is the newest that a round of the slice has used.
         """
         self.hide()
         self._take_given(settings)
         self._keeps = keeps
         by_rows = settings.optimizer is not None and settings.optimizer.fused and is_lazy(settings.optimizer)
         if not by_rows or not all(isinstance(source, RowSparseArray) for source in sources):
-            self._keep(None)
+            self._keep_copy(None)
         sparse = [source for source in sources if isinstance(source, RowSparseArray)]
         if len(sparse) < len(sources):
             self._apply_dense([_as_dense(source) for source in sources], settings, clock)
         elif settings.optimizer is None:
             self.replace(sparse, merge(sparse))
         elif not settings.optimizer.fused:
-            self._call(merged(sparse), settings, clock)
+            self._call_rule(merged(sparse), settings, clock)
         else:
-            self._update(sparse, settings, clock, version)
+            self._update_rows(sparse, settings, clock, version)
 
-    def _update(
+    def _update_rows(
         self, sources: list[RowSparseArray], settings: OptimizerVersion, clock: int, version: int
     ) -> None:
         assert settings.optimizer is not None
         if needs_all_rows(settings.optimizer):
             self.fill()
-        lent = self.state.counting(settings, self.key, clock)
+        lent = self.state.count_update(settings, self.key, clock)
         if not is_lazy(settings.optimizer):
             self.update_all(merged(sources), lent)
             return
@@ -267,14 +269,14 @@ class TableSlice(RowTable, TableRows):
         try:
             kind, params, master, states = self.update(parts, lent, before)
         except BaseException:
-            self._keep(ids)  # before any change
+            self._keep_copy(ids)  # before any change
             raise
         if before is not None:
-            self._before = _Kept(self._keeps, ids.copy(), before, None)
+            self._before = _KeptRows(self._keeps, ids.copy(), before, None)
         if master is None and were_all_held:  # else the update has moved the states, and the plan is invalid
-            self._show(sources, settings, version, (kind, params, states))
+            self._show_to_c(sources, settings, version, (kind, params, states))
 
-    def _show(
+    def _show_to_c(
         self,
         sources: list[RowSparseArray],
         settings: OptimizerVersion,
@@ -305,20 +307,20 @@ class TableSlice(RowTable, TableRows):
         if settings.optimizer is None:
             cpu.reduce([(sources, self.held, [])])
         elif settings.optimizer.fused:
-            self.update_dense(sources, self.state.counting(settings, self.key, clock))
+            self.update_dense(sources, self.state.count_update(settings, self.key, clock))
         else:
             total = pages.empty(self.shape, self.dtype)
             cpu.reduce([(sources, total, [])])
-            self._call(total, settings, clock)
+            self._call_rule(total, settings, clock)
 
-    def _call(self, gradient: Array | RowSparseArray, settings: OptimizerVersion, clock: int) -> None:
+    def _call_rule(self, gradient: Array | RowSparseArray, settings: OptimizerVersion, clock: int) -> None:
         """Have a rule in Python update the whole table, or the rows held where it needs no others."""
         assert settings.optimizer is not None
         if needs_all_rows(settings.optimizer):
             if not self.whole:
                 refuse_parts(settings.optimizer, self.key)
             self.fill()
-        self.call(gradient, self.state.counting(settings, self.key, clock))
+        self.call(gradient, self.state.count_update(settings, self.key, clock))
 
 
 def _as_dense(source: RowSparseArray | Array) -> Array:

@@ -27,20 +27,20 @@ from ..protocol.messages import (
     WRITTEN,
     Batch,
     Failure,
-    Install,
-    Kind,
+    InstallRequest,
     PayloadLocation,
     Record,
+    RecordKind,
 )
 from ..protocol.payload_bytes import ABSENT, SHARED_BYTES, as_bytes
 from ..transport.shared_buffers import PeerBuffers, SharedValues
-from .payload import SlicePayload, SliceUpdate, SliceValueWrite, opaque
+from .payload import SlicePayload, SliceUpdate, SliceValueWrite, opaque_bytes
 from .snapshot import SnapshotFolder
 from .store_shard import StoreShard
 
 log = logging.getLogger("kvstore.server")
 
-_READ = Record(Kind.VALUE, 0, 0)
+_READ = Record(RecordKind.VALUE, 0, 0)
 _JOB = "job"  # file that identifies the job of the snapshots
 
 
@@ -62,7 +62,7 @@ class ServerStorage:
         if config.threads:
             cpu.set_threads(config.threads)
 
-    def shard(self, store: int) -> StoreShard:
+    def store_shard(self, store: int) -> StoreShard:
         """Return the shard of a store, a new one if there is none."""
         found = self._shards.get(store)
         if found is None:
@@ -72,34 +72,38 @@ class ServerStorage:
 
     # ------------------------------------------------------------------------------------------- rounds
 
-    def apply(self, action: events.Apply) -> events.JobsApplied | None:
+    def apply_rounds(self, action: events.ApplyRounds) -> events.JobsApplied | None:
         """Sum and update; None where all rounds wait for others."""
-        shard = self.shard(action.store)
-        ready = shard.rounds.gather([self._slice_update(action.store, job, shard) for job in action.jobs])
-        done = self._apply(action.store, ready, shard)
+        shard = self.store_shard(action.store)
+        ready = shard.rounds.applicable_jobs(
+            [self._slice_update(action.store, job, shard) for job in action.jobs]
+        )
+        done = self._apply_jobs(action.store, ready, shard)
         return events.JobsApplied(action.store, done) if done else None
 
-    def withdraw(self, action: events.WithdrawJobs) -> events.JobsApplied:
+    def withdraw_jobs(self, action: events.WithdrawJobs) -> events.JobsApplied:
         """Cancel jobs that wait for slices of a lost worker; execute the jobs that waited for those."""
-        shard = self.shard(action.store)
-        given_up, ready = shard.rounds.whole_keys.withdraw(action.rank)
-        return events.JobsApplied(action.store, self._apply(action.store, ready, shard), given_up)
+        shard = self.store_shard(action.store)
+        given_up, ready = shard.rounds.whole_keys.withdraw_jobs(action.rank)
+        return events.JobsApplied(action.store, self._apply_jobs(action.store, ready, shard), given_up)
 
-    def _apply(
+    def _apply_jobs(
         self, store: int, jobs: Sequence[SliceUpdate], shard: StoreShard
     ) -> list[tuple[int, Failure | None]]:
-        errors = shard.rounds.apply(jobs)
+        errors = shard.rounds.apply_jobs(jobs)
         for job, error in zip(jobs, errors, strict=True):
             if error is not None or job.slice not in shard.rounds.written:
                 self._in_place.pop((store, job.slice), None)
         return [
-            (job.slice, None if error is None else self._failure(error))
+            (job.slice, None if error is None else self._error_failure(error))
             for job, error in zip(jobs, errors, strict=True)
         ]
 
-    def abort(self, action: events.AbortJobs) -> events.JobsApplied:
+    def abort_jobs(self, action: events.AbortJobs) -> events.JobsApplied:
         """Cancel rounds of whole keys for which some slices have no job."""
-        return events.JobsApplied(action.store, [], self.shard(action.store).rounds.whole_keys.abort())
+        return events.JobsApplied(
+            action.store, [], self.store_shard(action.store).rounds.whole_keys.abort_jobs()
+        )
 
     def _slice_update(self, store: int, job: events.SliceRound, shard: StoreShard) -> SliceUpdate:
         parts = [(rank, _payload_of(record, frames)) for rank, record, frames in job.parts]
@@ -112,7 +116,7 @@ class ServerStorage:
         self._in_place[store, job.slice] = written
         return SliceUpdate(job.slice, job.round, parts, job.version, job.clock, tuple(outs))
 
-    def reach(self, batch: Batch) -> tuple[Batch, Mapping[int, Any]]:
+    def add_shared_payloads(self, batch: Batch) -> tuple[Batch, Mapping[int, Any]]:
         """Add payloads in shared memory to the frames; return the segments by number, too.
 
         Their worker may end before they are read. Requests of a worker that has ended are omitted, as if they
@@ -138,7 +142,7 @@ class ServerStorage:
         if buffers is None:
             return ProtocolError(f"worker {rank} refers to memory that server {self._server} cannot read")
         try:
-            return buffers.view(record.frame, record.offset, record.nbytes)
+            return buffers.view_block(record.frame, record.offset, record.nbytes)
         except ProtocolError as error:
             if isinstance(error.__cause__, FileNotFoundError | ProcessLookupError):
                 return None
@@ -148,37 +152,37 @@ class ServerStorage:
         """Return whether a worker maps this process's memory."""
         return (store, rank) in self._worker_buffers
 
-    def held(self, store: int, slice: int) -> SliceValue | TableRows | None:
+    def slice_value(self, store: int, slice: int) -> SliceValue | TableRows | None:
         """Return the value of a slice; None: this server does not have it."""
-        return self.shard(store).held(slice)
+        return self.store_shard(store).held_slice(slice)
 
     # ------------------------------------------------------------------------------------------- values
 
-    def write(self, action: events.WriteSlices) -> events.JobsApplied:
+    def write_slices(self, action: events.WriteSlices) -> events.JobsApplied:
         """Assign values, or states."""
-        shard = self.shard(action.store)
+        shard = self.store_shard(action.store)
         values, results = [], []
         for slice, record, frames in action.writes:
             payload = _payload_of(record, frames)
-            if record.kind == Kind.PUT_STATE:
+            if record.kind == RecordKind.PUT_STATE:
                 results.append((slice, self._put_state(shard, slice, payload, record.version)))
             else:
-                values.append(SliceValueWrite(slice, payload, record.kind == Kind.INIT))
-        errors = shard.write(values)
+                values.append(SliceValueWrite(slice, payload, record.kind == RecordKind.INIT))
+        errors = shard.write_values(values)
         for (slice, _, _), error in zip(values, errors, strict=True):
-            results.append((slice, None if error is None else self._failure(error)))
+            results.append((slice, None if error is None else self._error_failure(error)))
         return events.JobsApplied(action.store, results)
 
     def _put_state(
         self, shard: StoreShard, slice: int, payload: SlicePayload, ordinal: int
     ) -> Failure | None:
         try:
-            shard.put_state(slice, opaque(payload), ordinal)
+            shard.put_state(slice, opaque_bytes(payload), ordinal)
         except (KVStoreError, MemoryError) as error:
-            return self._failure(error)
+            return self._error_failure(error)
         return None
 
-    def read(
+    def read_slice(
         self, store: int, rank: int, request: Record, frames: Sequence[Any], steady: bool, past: bool = False
     ) -> tuple[Record, list[Any]]:
         """Return the place, rows and nbytes of a reply, and its buffers where place is FRAME.
@@ -186,22 +190,22 @@ class ServerStorage:
         Live memory only where `steady`: the value does not change before the worker has it. `past`: read the
         value after round `request.round`, which is not the last.
         """
-        shard = self.shard(store)
+        shard = self.store_shard(store)
         written = request.flags == IN_PLACE and self._was_written(store, rank, request)
         if written or request.flags == WRITTEN:
             return _READ._replace(flags=IN_PLACE), []
         if past:
             return self._read_past(shard, request, frames)
-        if request.kind == Kind.FETCH_STATE:
+        if request.kind == RecordKind.FETCH_STATE:
             return _state_found(shard.fetch_state(request.slice))
-        if request.kind == Kind.PULL_ROWS or shard.is_table(request.slice):
+        if request.kind == RecordKind.PULL_ROWS or shard.is_table(request.slice):
             return self._read_rows(shard, request, frames)
         if request.flags not in (BY_FRAME, OF_ROUND) and (store, rank) in self._worker_buffers:
-            place = shard.place(request.slice)
+            place = shard.shared_location(request.slice)
             if place is not None and place.nbytes >= SHARED_BYTES:
                 found = _READ._replace(place=PayloadLocation.SHARED, frame=place.segment, offset=place.offset)
                 return found._replace(nbytes=place.nbytes, flags=place.seqlock), []
-        value = shard.read(request.slice)
+        value = shard.read_value(request.slice)
         if not steady:
             value = value.copy()
         return _READ._replace(place=PayloadLocation.FRAME, nbytes=value.nbytes), [as_bytes(value)]
@@ -217,11 +221,13 @@ class ServerStorage:
         self, shard: StoreShard, request: Record, frames: Sequence[Any]
     ) -> tuple[Record, list[Any]]:
         """Read the value after a round that is not the last."""
-        if request.kind == Kind.FETCH_STATE:
+        if request.kind == RecordKind.FETCH_STATE:
             return _state_found(shard.fetch_state(request.slice, request.round))
-        found = shard.past(request.slice, request.round, _requested_ids(request, frames))
+        found = shard.past_value(request.slice, request.round, _requested_ids(request, frames))
         if isinstance(found, tuple):
-            absent = shard.absent(request.slice, request.round) if request.kind == Kind.PULL else None
+            absent = (
+                shard.absent_row(request.slice, request.round) if request.kind == RecordKind.PULL else None
+            )
             return _rows_found(*found, absent)
         return _READ._replace(place=PayloadLocation.FRAME, nbytes=found.nbytes), [as_bytes(found)]
 
@@ -229,15 +235,15 @@ class ServerStorage:
         self, shard: StoreShard, request: Record, frames: Sequence[Any]
     ) -> tuple[Record, list[Any]]:
         ids = _requested_ids(request, frames)
-        if ids is not None and (found := shard.gathered(request.slice, ids)) is not None:
+        if ids is not None and (found := shard.gather_rows(request.slice, ids)) is not None:
             record = _READ._replace(
                 place=PayloadLocation.FRAME, rows=len(ids), nbytes=ids.nbytes + found.nbytes
             )
             return record, [as_bytes(ids), found]
-        there, rows = shard.rows(request.slice, ids)
-        return _rows_found(there, rows, shard.absent(request.slice) if ids is None else None)
+        there, rows = shard.read_rows(request.slice, ids)
+        return _rows_found(there, rows, shard.absent_row(request.slice) if ids is None else None)
 
-    def _failure(self, error: Exception) -> Failure:
+    def _error_failure(self, error: Exception) -> Failure:
         """Return the failure that workers receive for an error."""
         if isinstance(error, MemoryError):
             text = f"server {self._server} has too little memory: {str(error) or type(error).__name__}"
@@ -251,14 +257,14 @@ class ServerStorage:
         """Set the rank of this server."""
         self._server = rank
 
-    def define(self, action: events.DefineSlices) -> None:
+    def define_slices(self, action: events.DefineSlices) -> None:
         """Add slices that workers will use."""
-        self.shard(action.store).define(action.keys)
+        self.store_shard(action.store).define_slices(action.keys)
 
-    def forget(self, action: events.ForgetSlices) -> None:
+    def forget_slices(self, action: events.ForgetSlices) -> None:
         """Drop slices, or a store."""
         if action.slices is not None:
-            self.shard(action.store).forget(action.slices)
+            self.store_shard(action.store).forget_slices(action.slices)
             for slice_ in action.slices:
                 self._in_place.pop((action.store, slice_), None)
             return
@@ -272,27 +278,27 @@ class ServerStorage:
         for store, rank in [key for key in self._worker_buffers if key[0] == action.store]:
             self._worker_buffers.pop((store, rank)).close()
         if self._config.snapshot:
-            folder = SnapshotFolder(self._folder(action.store))
+            folder = SnapshotFolder(self._store_folder(action.store))
             if self._saving:
                 self._to_remove.append(folder)
             else:
-                folder.remove()
+                folder.remove_files()
 
-    def configure(self, install: Install) -> Failure | None:
+    def install_settings(self, install: InstallRequest) -> Failure | None:
         """Install settings, or log a command; a failure names this server."""
         if install.kind == "command":
             log.info("command %d: %s", install.head, install.text)
             return None
         try:
-            shard = self.shard(install.store)
+            shard = self.store_shard(install.store)
             settings = SettingsAt(install.ordinal, install.text, install.epoch, install.keeps_states)
-            shard.install(install.since, settings)
+            shard.install_settings(install.since, settings)
         except KVStoreError as error:
-            failure = self._failure(error)
+            failure = self._error_failure(error)
             return Failure(failure.error, f"server {self._server}: {failure.text}")
         return None
 
-    def attach(self, action: events.Attachment) -> str:
+    def attach_worker(self, action: events.WorkerAttachment) -> str:
         """Open the memory of a worker; if that succeeds, the worker can read the values of this server."""
         key = action.store, action.rank
         old = self._worker_buffers.pop(key, None)
@@ -303,14 +309,14 @@ class ServerStorage:
         if buffers is None:
             return ""
         self._worker_buffers[key] = buffers
-        self.shard(action.store)
+        self.store_shard(action.store)
         return self._values[action.store].handle()
 
     def check_snapshots(self) -> None:
         """Raise StateFileError if there should be snapshots, and their folder cannot be written."""
         if not self._config.snapshot:
             return
-        folder = self._root if self._server >= 0 else Path(self._config.snapshot)
+        folder = self._root_folder if self._server >= 0 else Path(self._config.snapshot)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
@@ -322,7 +328,7 @@ class ServerStorage:
                 "which it may write (--snapshot, KVSTORE_SNAPSHOT)"
             ) from error
 
-    def save(self, machine: dict[str, Any]) -> Callable[[], None]:
+    def capture_stores(self, machine: dict[str, Any]) -> Callable[[], None]:
         """Capture each shard, with the machine's state of the store; return a function that writes them all.
 
         It writes as much as possible, and raises the first error, also that a shard could not be captured for
@@ -331,13 +337,15 @@ class ServerStorage:
         writes: list[Callable[[], None]] = []
         errors: list[Exception] = []
         for state in machine["stores"]:
-            with _collecting(errors, MemoryError):
-                writes.append(self.shard(state["store"]).capture(self._folder(state["store"]), state))
+            with _collect_error(errors, MemoryError):
+                writes.append(
+                    self.store_shard(state["store"]).capture(self._store_folder(state["store"]), state)
+                )
         self._saving = True
 
         def write() -> None:
             for one in writes:
-                with _collecting(errors, Exception):
+                with _collect_error(errors, Exception):
                     one()
             if errors:
                 raise errors.pop(0)
@@ -348,35 +356,39 @@ class ServerStorage:
         """End a snapshot: remove the folders of stores that were closed while it was written."""
         self._saving = False
         while self._to_remove:
-            self._to_remove.pop().remove()
+            self._to_remove.pop().remove_files()
 
     def begin_snapshots(self, job: str) -> None:
         """Prepare the folder for this job: snapshots of an earlier job are removed."""
-        (self._root / _JOB).unlink(missing_ok=True)  # first: after a kill, both jobs may have the same name
-        for old in self._root.glob("store-*"):
+        (self._root_folder / _JOB).unlink(
+            missing_ok=True
+        )  # first: after a kill, both jobs may have the same name
+        for old in self._root_folder.glob("store-*"):
             log.info("%s is of an earlier job, and is removed", old)
-            SnapshotFolder(old).remove()
-        self._root.mkdir(parents=True, exist_ok=True)
-        write_with_checksum(self._root / _JOB, _fingerprint(job))
+            SnapshotFolder(old).remove_files()
+        self._root_folder.mkdir(parents=True, exist_ok=True)
+        write_with_checksum(self._root_folder / _JOB, _job_fingerprint(job))
 
-    def restore(self, job: str) -> dict[str, Any]:
+    def restore_stores(self, job: str) -> dict[str, Any]:
         """Read this job's last snapshots, and return the machine's state.
 
         Raises StateFileError for a damaged snapshot. A store has none if its first one is not complete, or
         its last one was being removed.
         """
         states: list[dict[str, Any]] = []
-        whose = self._root / _JOB
-        if not whose.exists() or read_with_checksum(whose) != _fingerprint(job):
+        whose = self._root_folder / _JOB
+        if not whose.exists() or read_with_checksum(whose) != _job_fingerprint(job):
             log.warning(
-                "server %d restarts without a snapshot: this job has none in %s", self._server, self._root
+                "server %d restarts without a snapshot: this job has none in %s",
+                self._server,
+                self._root_folder,
             )
             return {"stores": states}
-        for path in sorted(self._root.glob("store-*")):
+        for path in sorted(self._root_folder.glob("store-*")):
             folder = SnapshotFolder(path)
             if not folder.is_there():
                 log.warning("%s has no complete snapshot, and is removed", path)
-                folder.remove()
+                folder.remove_files()
                 continue
             memory = SharedValues()
             shard, state = StoreShard.restore(path, memory)
@@ -386,11 +398,11 @@ class ServerStorage:
         return {"stores": states}
 
     @property
-    def _root(self) -> Path:
+    def _root_folder(self) -> Path:
         return Path(self._config.snapshot) / f"server-{self._server}"
 
-    def _folder(self, store: int) -> Path:
-        return self._root / f"store-{store}"
+    def _store_folder(self, store: int) -> Path:
+        return self._root_folder / f"store-{store}"
 
     def close(self) -> None:
         """Release all memory; no snapshot is being written."""
@@ -407,7 +419,7 @@ class ServerStorage:
 
 
 @contextmanager
-def _collecting(errors: list[Exception], kind: type[Exception]) -> Iterator[None]:
+def _collect_error(errors: list[Exception], kind: type[Exception]) -> Iterator[None]:
     """Add the body's exception to `errors`, without its frames, which hold copies of values."""
     try:
         yield
@@ -415,14 +427,14 @@ def _collecting(errors: list[Exception], kind: type[Exception]) -> Iterator[None
         errors.append(error.with_traceback(None))
 
 
-def _fingerprint(job: str) -> bytes:
+def _job_fingerprint(job: str) -> bytes:
     """Return a text that identifies a job, as JSON, but not its name, with which others could take part."""
     return f'"{hashlib.sha256(job.encode()).hexdigest()}"'.encode()
 
 
 def _requested_ids(request: Record, frames: Sequence[Any]) -> Any:
     """Return the requested row ids; None: all. ProtocolError: they are not in the request."""
-    if request.kind != Kind.PULL_ROWS:
+    if request.kind != RecordKind.PULL_ROWS:
         return None
     ids = (
         _payload_view(request, frames)[: request.rows * 8] if request.place == PayloadLocation.FRAME else b""

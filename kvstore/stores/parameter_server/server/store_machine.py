@@ -7,9 +7,19 @@ from typing import Any
 
 from ..native._native import Link, Sums, take_usual
 from ..protocol import messages as m
-from ..protocol.events import Send
-from ..protocol.losses import lost
-from ..protocol.messages import FLAGS, NBYTES, PLACE, PROBE, SEQUENCE, Batch, Kind, PayloadLocation, Record
+from ..protocol.events import SendMessage
+from ..protocol.losses import loss_failure
+from ..protocol.messages import (
+    FLAGS,
+    NBYTES,
+    PLACE,
+    PROBE,
+    SEQUENCE,
+    Batch,
+    PayloadLocation,
+    Record,
+    RecordKind,
+)
 from .round_members import RoundMembers
 from .slice_requests import SliceRequests
 from .slice_rounds import Frames, SliceRounds
@@ -26,52 +36,52 @@ class StoreMachine:
     does.
     """
 
-    def __init__(self, number: int, hello: m.Hello, report: int, effects: StepEffects) -> None:
+    def __init__(self, number: int, hello: m.HelloRequest, report: int, effects: StepEffects) -> None:
         self.number = number
-        self.version = 0  # of the scheduler's last `Install`
-        self.settled: dict[int, int] = {}  # as in `View.settled`
+        self.version = 0  # of the scheduler's last `InstallRequest`
+        self.settled: dict[int, int] = {}  # as in `ViewNotice.settled`
         self.members = RoundMembers(hello.restarted)
         self.sessions = StoreSessions(number, hello.incarnation, effects)
         self.requests = SliceRequests(number, self.members, self.sessions, effects)
         self.ahead: list[tuple[Hashable, Batch]] = []  # batches of an epoch that is not known yet
         self._effects, self._report = effects, report
-        self._early: dict[int, tuple[Hashable, m.Attach]] = {}
+        self._early: dict[int, tuple[Hashable, m.AttachRequest]] = {}
 
     # --------------------------------------------------------------------------------------------- membership
 
-    def attach(self, peer: Hashable, attach: m.Attach) -> None:
+    def attach_worker(self, peer: Hashable, attach: m.AttachRequest) -> None:
         """Open a worker's session, if it is a member; else fence it."""
         members, rank = self.members, attach.rank
         if attach.epoch > members.epoch:
             self._early[rank] = (peer, attach)
             return
         if members.incarnations.get(rank) != attach.incarnation:
-            self._effects.actions.append(Send(peer, self.fence(rank)))
+            self._effects.actions.append(SendMessage(peer, self.fence_notice(rank)))
             return
-        session = self.sessions.open(peer, attach, members.seats.get(rank))
+        session = self.sessions.open_session(peer, attach, members.seats.get(rank))
         if members.returning is None:
-            self.sessions.welcome(session, members.join_point(rank))
+            self.sessions.send_attached(session, members.join_point(rank))
         elif not attach.late or rank in members.rejoining:
             members.returning[rank] = attach
             self._resume_when_attached()
 
-    def fence(self, rank: int) -> m.Fenced:
+    def fence_notice(self, rank: int) -> m.FenceNotice:
         """Return the message for a process that is no member."""
         text = (
             f"worker {rank} is no longer a member of store {self.number}: it was lost, replaced or has left"
         )
-        return m.Fenced(self.members.epoch, text)
+        return m.FenceNotice(self.members.epoch, text)
 
-    def view(self, view: m.View) -> None:
+    def apply_view(self, view: m.ViewNotice) -> None:
         """Apply a newer view."""
         members, slices = self.members, self.requests.slices
         if view.epoch <= members.epoch:
             return
-        lost_parts = members.update(view, slices.values())
+        lost_parts = members.apply_view(view, slices.values())
         sessions = self.sessions.by_rank.items()
         gone = {rank for rank, one in sessions if members.incarnations.get(rank) != one.incarnation}
         for rank in gone:
-            self.requests.leave(self.sessions.close(rank))
+            self.requests.leave(self.sessions.close_session(rank))
             if members.returning is not None:
                 members.returning.pop(rank, None)
         for rank, version in view.settled:
@@ -82,7 +92,7 @@ class StoreMachine:
             rounds.lose(lost_parts)
             rounds.forget(members.without_members(gone))
         if view.broken and members.broken is None:
-            failure = lost(view.losses, len(view.servers))
+            failure = loss_failure(view.losses, len(view.servers))
             members.break_off(failure)
             self.requests.fail_waiting(failure)
         if view.begun >= 0:
@@ -90,9 +100,9 @@ class StoreMachine:
         self._resume_when_attached()
         self.requests.advance_all()
         for peer, attach in [self._early.pop(rank) for rank in list(self._early)]:
-            self.attach(peer, attach)
+            self.attach_worker(peer, attach)
 
-    def define(self, slices: Iterable[int]) -> None:
+    def define_slices(self, slices: Iterable[int]) -> None:
         """Add slices of this server."""
         slices = list(slices)
         self.requests.define(slices)
@@ -108,13 +118,13 @@ class StoreMachine:
         if not self.members.all_returned(self.requests.slices):
             return
         for rank, session in self.sessions.by_rank.items():
-            self.sessions.welcome(session, self.members.join_point(rank))
+            self.sessions.send_attached(session, self.members.join_point(rank))
         self.requests.advance_all()
 
-    def missing(self, slice_: int, round_: int) -> m.Missing:
+    def missing_reply(self, slice_: int, round_: int) -> m.MissingReply:
         """Return the ranks that a round of a slice waits for."""
-        ranks = self.members.missing(self.requests.slices.get(slice_), round_)
-        return m.Missing(self.number, slice_, round_, tuple(ranks))
+        ranks = self.members.missing_ranks(self.requests.slices.get(slice_), round_)
+        return m.MissingReply(self.number, slice_, round_, tuple(ranks))
 
     # ----------------------------------------------------------------------------------------------- requests
 
@@ -138,7 +148,7 @@ class StoreMachine:
                 session.received += nbytes
             self.requests.repeat(session, record, frames)
         elif record[FLAGS] == PROBE:
-            self._effects.answer(session, Kind.UNKNOWN, record, 0)
+            self._effects.answer(session, RecordKind.UNKNOWN, record, 0)
         elif self._must_wait(session, sequence):
             if len(session.early) < _EARLY:  # else the worker repeats it
                 session.early[sequence] = record, frames
@@ -166,7 +176,7 @@ class StoreMachine:
             self._handle_request(session, *session.early.pop(sequence))
         session.overtaken = False
 
-    def link(self, rank: int, sums: Sums, job: int) -> Link | None:
+    def worker_link(self, rank: int, sums: Sums, job: int) -> Link | None:
         """Return a link that handles a worker's usual requests in C; None: the worker has not attached."""
         session = self.sessions.by_rank.get(rank)
         if session is None:
@@ -177,7 +187,7 @@ class StoreMachine:
 
     # ---------------------------------------------------------------------------------------------- snapshots
 
-    def quiet(self) -> bool:
+    def is_quiet(self) -> bool:
         """Return whether no slice has a job in progress."""
         return not any(rounds.busy for rounds in self.requests.slices.values())
 
@@ -187,8 +197,8 @@ class StoreMachine:
         if rounds is not None:
             rounds.kept = True
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return the state that a restarted server needs besides the values; only while it is `quiet`.
+    def snapshot_state(self) -> dict[str, Any]:
+        """Return the state that a restarted server needs besides the values; only while it `is_quiet`.
 
         The numbers of arrived requests are needed where pushes are applied at once. With rounds the last
         round is enough: parts of incomplete rounds are lost with the server, and have to be sent again.
@@ -198,8 +208,8 @@ class StoreMachine:
         rounds = [[one.id, one.round] for one in self.requests.slices.values() if one.ready]
         return {"store": self.number, "version": self.version, "rounds": rounds, "windows": windows}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Set the state that `snapshot` returned."""
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Set the state that `snapshot_state` returned."""
         self.version = state["version"]
         self.members.await_all()
         for slice_, round_ in state["rounds"]:

@@ -26,10 +26,10 @@ from ..transport.native._streams import GatheredRows
 from ..transport.shared_buffers import SharedValues
 from .dense import DenseSlice, ValueCopies
 from .optimizer import OptimizerVersions, refuse_parts
-from .payload import SharedLocation, SlicePayload, SliceValueWrite, not_kept, plain, some_rows
+from .payload import SharedLocation, SlicePayload, SliceValueWrite, not_kept, plain_elements, some_rows
 from .round_updates import RoundUpdates
 from .shard_slices import ShardSlices
-from .snapshot import FORMAT, VERSION, SnapshotFolder, SnapshotManifest, described, taken_back
+from .snapshot import FORMAT, VERSION, SnapshotFolder, SnapshotManifest, describe_slice, taken_back
 from .sparse import TableSlice
 
 
@@ -58,22 +58,22 @@ class StoreShard:
         self.rounds = RoundUpdates(self._slices, self._optimizers)
         self._folder: SnapshotFolder | None = None
 
-    def define(self, entries: Sequence[KeyEntry]) -> None:
+    def define_slices(self, entries: Sequence[KeyEntry]) -> None:
         """Add slices that workers will use; known slices stay."""
-        self._slices.define(entries)
+        self._slices.add_slices(entries)
 
-    def forget(self, slices: Sequence[int]) -> None:
+    def forget_slices(self, slices: Sequence[int]) -> None:
         """Drop slices and all that belongs to them; unknown ones are ignored."""
-        self.rounds.forget(slices)
-        self._slices.forget(slices)
+        self.rounds.forget_slices(slices)
+        self._slices.forget_slices(slices)
 
     def close(self) -> None:
         """Release all memory."""
-        self.forget(list(self._slices.held))
+        self.forget_slices(list(self._slices.held))
 
     # --------------------------------------------------------------------------------------------- values
 
-    def write(self, values: Sequence[SliceValueWrite]) -> list[KVStoreError | MemoryError | None]:
+    def write_values(self, values: Sequence[SliceValueWrite]) -> list[KVStoreError | MemoryError | None]:
         """Assign the values of slices, each at most once; return for each its error or None.
 
         KeyNotFoundError: there is no such slice; ShapeError, DTypeError, RowIndexError: the payload does not
@@ -88,43 +88,43 @@ class StoreShard:
         return errors
 
     def _begin_write(self, write: SliceValueWrite, copies: ValueCopies) -> None:
-        held = self._slices.find(write.slice)
+        held = self._slices.find_slice(write.slice)
         if self._has_come(write):
             return
         if isinstance(held, TableSlice):
             held.drop_old_states(self._optimizers.newest())
             _write_table(held, write.payload)
         else:
-            copies.add(held, write.payload)
+            copies.add_value(held, write.payload)
 
     def _end_write(self, write: SliceValueWrite) -> None:
         if self._has_come(write):
             return
-        held = self._slices.find(write.slice)
+        held = self._slices.find_slice(write.slice)
         if isinstance(held, DenseSlice) and held.of.dtype.itemsize == 2:
-            held.follow(self._optimizers.newest())
+            held.copy_to_master(self._optimizers.newest())
         self._slices.set_ready(write.slice)
 
     def _has_come(self, write: SliceValueWrite) -> bool:
         return write.first and write.slice in self._slices.ready
 
-    def read(self, slice: int) -> Array:
+    def read_value(self, slice: int) -> Array:
         """Return the live, flat value of a dense slice."""
-        held = self._slices.find(slice)
+        held = self._slices.find_slice(slice)
         if isinstance(held, TableSlice):
             raise DTypeError(f"key {held.key!r} is row-sparse; it is read by rows")
-        return held.live()
+        return held.live_value()
 
-    def held(self, slice: int) -> DenseSlice | TableSlice | None:
+    def held_slice(self, slice: int) -> DenseSlice | TableSlice | None:
         """Return a slice; None: this server does not have it."""
         return self._slices.held.get(slice)
 
-    def past(self, slice: int, round: int, ids: Ids | None = None) -> Array | tuple[Ids, Array]:
-        """Return what `read` or `rows` returned after a round; KVStoreError: it is not stored."""
-        held = self._slices.find(slice)
+    def past_value(self, slice: int, round: int, ids: Ids | None = None) -> Array | tuple[Ids, Array]:
+        """Return what `read_value` or `read_rows` returned after a round; KVStoreError: it is not stored."""
+        held = self._slices.find_slice(slice)
         if isinstance(held, DenseSlice):
-            return held.past(round)
-        found, rows = held.past(round, None if ids is None else self._within(held, ids))
+            return held.past_value(round)
+        found, rows = held.past_rows(round, None if ids is None else self._relative_ids(held, ids))
         return found + held.start, rows.reshape(len(found), math.prod(rows.shape[1:]))
 
     def writes_to(self, slice: int, payload: SlicePayload) -> bool:
@@ -140,40 +140,40 @@ class StoreShard:
             and payload.data.ctypes.data % held.of.dtype.itemsize == 0
         )
 
-    def key(self, slice: int) -> Key:
+    def slice_key(self, slice: int) -> Key:
         """Return the key of a slice."""
-        return self._slices.find(slice).key
+        return self._slices.find_slice(slice).key
 
     def is_table(self, slice: int) -> bool:
         """Return whether a slice belongs to a row-sparse key."""
-        return isinstance(self._slices.find(slice), TableSlice)
+        return isinstance(self._slices.find_slice(slice), TableSlice)
 
-    def rows(self, slice: int, ids: Ids | None = None) -> tuple[Ids, Array]:
+    def read_rows(self, slice: int, ids: Ids | None = None) -> tuple[Ids, Array]:
         """Return ids and rows of a table's slice, as new arrays.
 
         `ids` are ascending ids of the whole table, within the slice. None: all rows that are held; with an
         optimizer the rows that any worker has pushed or initialised. Absent rows have the value of the blank
         row, mostly zeros.
         """
-        held = self._slices.find(slice)
+        held = self._slices.find_slice(slice)
         if not isinstance(held, TableSlice):
             raise DTypeError(f"key {held.of.key!r} is dense; it has no rows to read")
         if ids is None:
             held.show_all()
-        found, rows = held.read(None if ids is None else self._within(held, ids))
+        found, rows = held.read(None if ids is None else self._relative_ids(held, ids))
         return found + held.start, rows.reshape(len(found), math.prod(rows.shape[1:]))
 
-    def absent(self, slice: int, round: int | None = None) -> Array | None:
-        """Return the value of the rows that `rows`, or `past`, leaves out; None: zeros."""
-        held = self._slices.find(slice)
-        return held.absent(round) if isinstance(held, TableSlice) else None
+    def absent_row(self, slice: int, round: int | None = None) -> Array | None:
+        """Return the value of the rows that `read_rows` or `past_value` leaves out; None: zeros."""
+        held = self._slices.find_slice(slice)
+        return held.absent_row(round) if isinstance(held, TableSlice) else None
 
-    def gathered(self, slice: int, ids: Ids) -> GatheredRows | None:
-        """Return the rows of `rows`, to be sent before they change; None: use `rows`."""
-        held = self._slices.find(slice)
-        return held.gathered(self._within(held, ids)) if isinstance(held, TableSlice) else None
+    def gather_rows(self, slice: int, ids: Ids) -> GatheredRows | None:
+        """Return the rows of `read_rows`, to be sent before they change; None: use `read_rows`."""
+        held = self._slices.find_slice(slice)
+        return held.gather_rows(self._relative_ids(held, ids)) if isinstance(held, TableSlice) else None
 
-    def _within(self, table: TableSlice, ids: Ids) -> Ids:
+    def _relative_ids(self, table: TableSlice, ids: Ids) -> Ids:
         """Return row ids relative to the slice's first row."""
         ids = np.ascontiguousarray(ids, np.int64)
         ids = ids - table.start if table.start else ids
@@ -182,37 +182,37 @@ class StoreShard:
             raise RowIndexError(f"row ids must ascend within [{table.start}, {stop}), the rows of the slice")
         return ids
 
-    def place(self, slice: int) -> SharedLocation | None:
+    def shared_location(self, slice: int) -> SharedLocation | None:
         """Return the place of a dense slice's value in shared memory; None: it is not there."""
-        held = self._slices.find(slice)
+        held = self._slices.find_slice(slice)
         if isinstance(held, TableSlice) or held.place is None or self._memory is None:
             return None
-        return SharedLocation(*held.place, held.live().nbytes, self._memory.seqlock(*held.place))
+        return SharedLocation(*held.place, held.live_value().nbytes, self._memory.read_seqlock(*held.place))
 
-    def placement(self) -> dict[int, int]:
+    def value_bytes(self) -> dict[int, int]:
         """Return the bytes of value of each slice."""
         return {
-            slice: held.nbytes if isinstance(held, TableSlice) else held.live().nbytes
+            slice: held.nbytes if isinstance(held, TableSlice) else held.live_value().nbytes
             for slice, held in self._slices.held.items()
             if slice in self._slices.ready
         }
 
     # ------------------------------------------------------------------------------------------- settings
 
-    def install(self, version: int, described: SettingsAt) -> None:
+    def install_settings(self, version: int, described: SettingsAt) -> None:
         """Use settings for jobs of this version or a later one, up to the next version.
 
         They replace those of the same version. States are fresh with another ordinal. Raises ConfigError for
         an optimizer that this server does not know, and for a rule that needs whole tensors where a key has
         slices on several servers.
         """
-        settings = self._optimizers.made(version, described)
-        for entry in self._slices.current():
+        settings = self._optimizers.make_version(version, described)
+        for entry in self._slices.current_entries():
             spec, homes = entry.spec, {piece.server for piece in entry.slices}
             parted = len(entry.slices) > 1 if spec.sparse else len(homes) > 1
             if parted and not is_side(spec.key) and needs_whole_keys(settings.optimizer, spec.sparse):
                 refuse_parts(settings.optimizer, spec.key)
-        self._optimizers.put(settings)
+        self._optimizers.install_version(settings)
         self._slices.withdraw_plans()
 
     def fetch_state(self, slice: int, round: int | None = None) -> bytes:
@@ -220,7 +220,7 @@ class StoreShard:
 
         Raises KVStoreError if the state after the round is not stored.
         """
-        settings, held = self._optimizers.newest(), self._slices.find(slice)
+        settings, held = self._optimizers.newest(), self._slices.find_slice(slice)
         if settings.optimizer is None:
             return b""
         if round is None:
@@ -237,7 +237,7 @@ class StoreShard:
         `ordinal` is that of its optimizer: if another worker has replaced that, the state is ignored. Raises
         StateFileError where the state is damaged, of another optimizer, or not for this slice.
         """
-        settings, held = self._optimizers.newest(), self._slices.find(slice)
+        settings, held = self._optimizers.newest(), self._slices.find_slice(slice)
         if ordinal is not None and ordinal < settings.generation:
             return
         if settings.optimizer is None:
@@ -263,14 +263,14 @@ class StoreShard:
         place, changed = self._folder, self._slices.changed & self._slices.ready
         manifest = SnapshotManifest(
             FORMAT, VERSION, self.store, self.server, 0, list(self._slices.entries.values()),
-            self._optimizers.described(), {}, {}, dict(self.rounds.versions), rounds,
+            self._optimizers.describe_versions(), {}, {}, dict(self.rounds.versions), rounds,
         )  # fmt: skip
-        content = {slice: described(self._slices.held[slice]) for slice in sorted(changed)}
+        content = {slice: describe_slice(self._slices.held[slice]) for slice in sorted(changed)}
         self._slices.changed -= changed
 
         def write() -> None:
             try:
-                place.write(manifest, content)
+                place.write_files(manifest, content)
             except BaseException:
                 self._slices.changed |= changed & self._slices.ready
                 raise
@@ -283,9 +283,9 @@ class StoreShard:
     ) -> tuple[StoreShard, dict[str, Any]]:
         """Return shard and rounds that `capture` has written; StateFileError: damaged, foreign, missing."""
         place = SnapshotFolder(folder)
-        manifest = place.read()
+        manifest = place.read_manifest()
         try:
-            shard = cls._from(manifest, place.tensors(manifest), memory)
+            shard = cls._from_manifest(manifest, place.read_tensors(manifest), memory)
         except KVStoreError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -294,16 +294,16 @@ class StoreShard:
         return shard, manifest.rounds
 
     @classmethod
-    def _from(
+    def _from_manifest(
         cls, manifest: SnapshotManifest, tensors: dict[int, dict[str, Array]], memory: SharedValues | None
     ) -> StoreShard:
         optimizers = OptimizerVersions.from_description(manifest.rules)
         shard = cls(manifest.store, manifest.server, memory, optimizers)
         shard.rounds.versions = manifest.versions
-        shard.define(manifest.entries)
-        versions = optimizers.all()
+        shard.define_slices(manifest.entries)
+        versions = optimizers.all_versions()
         for slice, (_, said) in manifest.slices.items():
-            taken_back(shard._slices.find(slice), said, tensors[slice], versions, memory)
+            taken_back(shard._slices.find_slice(slice), said, tensors[slice], versions, memory)
         shard._slices.ready.update(manifest.slices)
         return shard
 
@@ -321,6 +321,6 @@ def _write_table(table: TableSlice, payload: SlicePayload) -> None:
     if payload.rows >= 0:
         table.assign(some_rows(payload, table.dtype, table.start, table.shape))
     else:
-        table.assign_all(plain(payload, table.dtype, math.prod(table.shape)))
+        table.assign_all(plain_elements(payload, table.dtype, math.prod(table.shape)))
     if table.dtype.itemsize == 2:
         table.follow()

@@ -25,15 +25,15 @@ class WholeKeys:
         """Whether jobs of a key wait."""
         return key in self._waiting
 
-    def add(self, key: DenseKey, job: SliceUpdate) -> list[SliceUpdate]:
+    def add_job(self, key: DenseKey, job: SliceUpdate) -> list[SliceUpdate]:
         """Store a job; return the jobs of the key that are one update now, with the same round."""
         self._waiting.setdefault(key, {})[job.slice] = job
         parts = self._parts.setdefault(key, {})
         for rank, _ in job.parts:
             parts.setdefault(rank, Counter())[job.slice] += 1
-        return self._take(key)
+        return self._pop_jobs(key)
 
-    def withdraw(self, rank: int) -> tuple[list[int], list[SliceUpdate]]:
+    def withdraw_jobs(self, rank: int) -> tuple[list[int], list[SliceUpdate]]:
         """Drop jobs of a lost worker, whose parts for other slices will not arrive.
 
         Returns the slices of the dropped jobs, and the jobs that had waited for those and are updates now.
@@ -50,21 +50,21 @@ class WholeKeys:
             parts.subtract(its)
             self._note_fewer(key, parts)
             dropped += its
-            ready += self._take(key)
+            ready += self._pop_jobs(key)
         return dropped, ready
 
-    def abort(self) -> list[int]:
+    def abort_jobs(self) -> list[int]:
         """Drop all jobs; return their slices."""
         slices = [slice for jobs in self._waiting.values() for slice in jobs]
         self._waiting.clear()
         return slices
 
-    def forget(self, key: DenseKey) -> None:
+    def forget_key(self, key: DenseKey) -> None:
         """Drop everything that is stored of a key."""
         for kept in (self._waiting, self._parts, self._fewer):
             kept.pop(key, None)
 
-    def _take(self, key: DenseKey) -> list[SliceUpdate]:
+    def _pop_jobs(self, key: DenseKey) -> list[SliceUpdate]:
         """Remove and return the jobs of a key's next update; none while a slice waits for its job."""
         waiting, fewer = self._waiting.get(key, {}), self._fewer.get(key, Counter())
         absent = [part.id for part in key.slices if part.id not in waiting]

@@ -6,8 +6,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from ..native._native import Effects, Session
-from ..protocol.events import Action, Attachment, Send, SliceWrite, WriteSlices
-from ..protocol.messages import Attach, Attached, Failure, Kind, LeftOut, Record
+from ..protocol.events import Action, SendMessage, SliceWrite, WorkerAttachment, WriteSlices
+from ..protocol.messages import AttachReply, AttachRequest, Failure, LeftOutNotice, Record, RecordKind
 
 _FAILURES = 1024  # failed requests that are stored for one worker
 
@@ -37,14 +37,14 @@ class StepEffects(Effects):
         self.actions: list[Action] = []
         self.work: list[Action] = []
 
-    def fail(self, session: WorkerSession, record: Record, round: int, failure: Failure) -> None:
+    def fail_request(self, session: WorkerSession, record: Record, round: int, failure: Failure) -> None:
         """Answer that a request has failed, now and whenever the worker repeats it."""
         session.failures[record.sequence] = failure
         if len(session.failures) > _FAILURES:
             del session.failures[next(iter(session.failures))]
-        self.answer(session, Kind.FAILED, record, round, failure)
+        self.answer(session, RecordKind.FAILED, record, round, failure)
 
-    def write(self, store: int, write: SliceWrite) -> None:
+    def write_slice(self, store: int, write: SliceWrite) -> None:
         """Write a slice, together with the other writes of this step: one answer for all costs least."""
         last = self.work[-1] if self.work else None
         if isinstance(last, WriteSlices) and last.store == store:
@@ -52,7 +52,7 @@ class StepEffects(Effects):
         else:
             self.work.append(WriteSlices(store, [write]))
 
-    def end(self) -> list[Action]:
+    def end_step(self) -> list[Action]:
         """Return all actions, in order; later effects belong to the next step."""
         actions = [*self.actions, *self.replies(), *self.work, *self.rounds()]
         self.actions, self.work = [], []
@@ -69,7 +69,7 @@ class StoreSessions:
         #: Of a restarted server, by rank: incarnation, and the requests that had arrived.
         self.restored: dict[int, tuple[int, int, list[int]]] = {}
 
-    def open(self, peer: Hashable, attach: Attach, seat: int | None = None) -> WorkerSession:
+    def open_session(self, peer: Hashable, attach: AttachRequest, seat: int | None = None) -> WorkerSession:
         """Return the session of a worker, a new one if it has none; with a seat, it pushes for a host."""
         session = self.by_rank.get(attach.rank)
         if session is None:
@@ -81,7 +81,7 @@ class StoreSessions:
                 session.push_for_host(seat)
             self.by_rank[attach.rank] = session
             self._effects.actions.append(
-                Attachment(self._store, attach.rank, attach.incarnation, attach.memory, attach.host)
+                WorkerAttachment(self._store, attach.rank, attach.incarnation, attach.memory, attach.host)
             )
         session.resume(attach.next, attach.unanswered)
         session.peer = peer
@@ -89,21 +89,21 @@ class StoreSessions:
         session.epoch = max(session.epoch, attach.epoch)
         return session
 
-    def welcome(self, session: WorkerSession, join_point: tuple[tuple[int, int], ...]) -> None:
+    def send_attached(self, session: WorkerSession, join_point: tuple[tuple[int, int], ...]) -> None:
         """Inform a worker that its requests are accepted from now on."""
-        attached = Attached(self._incarnation, "", session.epoch, join_point)
-        self._effects.actions.append(Send(session.peer, attached))
+        attached = AttachReply(self._incarnation, "", session.epoch, join_point)
+        self._effects.actions.append(SendMessage(session.peer, attached))
 
-    def close(self, rank: int) -> WorkerSession:
+    def close_session(self, rank: int) -> WorkerSession:
         """Remove a worker's session; its waiting requests are not answered."""
         session = self.by_rank.pop(rank)
         session.gone = True
-        self._effects.actions.append(Attachment(self._store, rank, session.incarnation, None))
+        self._effects.actions.append(WorkerAttachment(self._store, rank, session.incarnation, None))
         return session
 
-    def send(self, message: LeftOut) -> None:
+    def send_all(self, message: LeftOutNotice) -> None:
         """Send a message to all workers."""
-        self._effects.actions.extend(Send(session.peer, message) for session in self.by_rank.values())
+        self._effects.actions.extend(SendMessage(session.peer, message) for session in self.by_rank.values())
 
     def have_reached(self, ranks: Iterable[int], epoch: int) -> bool:
         """Return whether all of these know the view of this epoch, and have reached its join point."""

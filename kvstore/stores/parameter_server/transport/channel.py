@@ -24,7 +24,7 @@ from kvstore.errors import AuthError, ConfigError, KVStoreError
 from kvstore.settings import addresses
 from kvstore.settings.ports import bound_in_range
 
-from .context import Context
+from .context import ZmqContext
 from .frames import Buffer, MessageLimits
 from .options import BORROWED, set_options, watch_closely
 from .zmq_auth import HandshakeMonitor, use_keys, use_password
@@ -43,11 +43,11 @@ class ZmqChannel:
     """A ZeroMQ socket with the options of kvstore."""
 
     def __init__(
-        self, context: Context, kind: int, address: str, limits: MessageLimits | None = None
+        self, context: ZmqContext, kind: int, address: str, limits: MessageLimits | None = None
     ) -> None:
         self._context = context
         self.address = address
-        self.socket = context.socket(kind)
+        self.socket = context.make_socket(kind)
         self._poller = zmq.Poller()
         self._poller.register(self.socket, zmq.POLLIN)
         try:
@@ -61,16 +61,16 @@ class ZmqChannel:
 
         It must be removed from its `ChannelPoller` first.
         """
-        self._context.drop(self.socket, linger)
+        self._context.close_socket(self.socket, linger)
 
-    def _send(self, frames: Sequence[Buffer]) -> None:
+    def _send_frames(self, frames: Sequence[Buffer]) -> None:
         send, last = self.socket.send, len(frames) - 1
         for index, frame in enumerate(frames):
             flags = zmq.DONTWAIT if index == last else _MORE
             send(frame, flags, copy=len(frame) < BORROWED)
 
-    def _receive(self, timeout: float) -> list[zmq.Frame] | None:
-        self._context.check()
+    def _receive_frames(self, timeout: float) -> list[zmq.Frame] | None:
+        self._context.check_usable()
         receive = self.socket.recv
         try:
             frame = receive(zmq.DONTWAIT, copy=False)
@@ -88,7 +88,7 @@ class ZmqChannel:
         return frames
 
 
-class Dealer(ZmqChannel):
+class DealerChannel(ZmqChannel):
     """A connection to one router, which is made anew whenever it breaks.
 
     Messages in flight are lost silently when it breaks. The router knows this end by its identity, which no
@@ -101,7 +101,7 @@ class Dealer(ZmqChannel):
 
     def __init__(
         self,
-        context: Context,
+        context: ZmqContext,
         address: str,
         identity: bytes,
         role: str = "scheduler",
@@ -117,7 +117,7 @@ class Dealer(ZmqChannel):
             self.socket.setsockopt(zmq.IDENTITY, identity)
             if watched:
                 watch_closely(self.socket)
-            self._connect()
+            self._open_connection()
         except BaseException:
             self.close()
             raise
@@ -129,15 +129,15 @@ class Dealer(ZmqChannel):
         NotSentError if the queue is full, because the router has not read for long, and AuthError if it has
         refused this process.
         """
-        self._context.check()
+        self._context.check_usable()
         if self._watch is not None:
             self._check_handshake()
         try:
-            self._send(frames)
+            self._send_frames(frames)
         except zmq.Again:
             if self.role == "scheduler":  # a restarted scheduler has the same address
                 self._connect_again()
-            raise NotSentError(f"{self.peer} has not read for long: its queue is full") from None
+            raise NotSentError(f"{self.peer_name} has not read for long: its queue is full") from None
 
     def receive(self, timeout: float = 0.0) -> list[zmq.Frame] | None:
         """Return the frames of the next message, None if there is none within `timeout` seconds.
@@ -145,23 +145,23 @@ class Dealer(ZmqChannel):
         Raises AuthError if the router has refused this process.
         """
         if self._watch is None:
-            return self._receive(timeout)
-        self._context.check()
+            return self._receive_frames(timeout)
+        self._context.check_usable()
         end = time.monotonic() + timeout
         while self._check_handshake():
             left = end - time.monotonic()
-            found = self._receive(max(0.0, min(left, _LOOK)))
+            found = self._receive_frames(max(0.0, min(left, _LOOK)))
             if found is not None or left <= 0:
                 return found
-        return self._receive(max(0.0, end - time.monotonic()))
+        return self._receive_frames(max(0.0, end - time.monotonic()))
 
     @property
-    def peer(self) -> str:
+    def peer_name(self) -> str:
         """The router's role, rank and address, for messages."""
         return f"{self.role}{f' {self.rank}' if self.role == 'server' else ''} at {self.address}"
 
     @property
-    def watch(self) -> HandshakeMonitor | None:
+    def handshake_monitor(self) -> HandshakeMonitor | None:
         """The monitor of the first handshake; None when that is done."""
         return self._watch
 
@@ -170,18 +170,20 @@ class Dealer(ZmqChannel):
         self._stop_watching()
         super().close(linger)
 
-    def _connect(self) -> None:
+    def _open_connection(self) -> None:
         keys = self._context.keys
         if keys is not None:
             known = (keys.scheduler,) if self.role == "scheduler" else keys.servers
             if not 0 <= self.rank < len(known):
-                raise AuthError(f"this process has no key of {self.peer}: it was started for a smaller job")
+                raise AuthError(
+                    f"this process has no key of {self.peer_name}: it was started for a smaller job"
+                )
             use_keys(self.socket, keys, known[self.rank])
         else:
             use_password(self.socket, self._context.job)
-        pair = self._context.socket(zmq.PAIR)
+        pair = self._context.make_socket(zmq.PAIR)
         self._watch = HandshakeMonitor(
-            self.socket, pair, self._context.drop, self.peer, keys is not None, self._insists
+            self.socket, pair, self._context.close_socket, self.peer_name, keys is not None, self._insists
         )
         self._connect_socket()
 
@@ -197,7 +199,7 @@ class Dealer(ZmqChannel):
         """Check the first handshake; return whether it is still in progress."""
         if self._watch is None:
             return False
-        self._watch.read()
+        self._watch.read_events()
         if self._watch.error is not None and not (self._insists or self._watch.met_itself):
             raise AuthError(str(self._watch.error))
         if self._watch.error is not None:
@@ -219,7 +221,7 @@ class Dealer(ZmqChannel):
         self._watch = None
 
 
-class Router(ZmqChannel):
+class RouterChannel(ZmqChannel):
     """An address at which any number of dealers connect; each message has its sender's identity.
 
     ``"tcp://127.0.0.1:0"`` uses a free port, which `address` then shows; ``"ipc://@name"`` is a unix socket
@@ -227,21 +229,21 @@ class Router(ZmqChannel):
     ConfigError where the port is in use, or the address is not this machine's.
     """
 
-    def __init__(self, context: Context, address: str, limits: MessageLimits | None = None) -> None:
+    def __init__(self, context: ZmqContext, address: str, limits: MessageLimits | None = None) -> None:
         addresses.check("the address to listen at", address)
         super().__init__(context, zmq.ROUTER, address, limits)
         try:
             if context.keys is not None:
                 use_keys(self.socket, context.keys)
             limited = context.watch_clients(self.socket, address)
-            self._bind(address)
+            self._bind_address(address)
             limited.wait(_SOON)
         except zmq.ZMQError as error:
             self.close()
             raise ConfigError(_bind_error(address, error)) from None
         self.address = cast(bytes, self.socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
 
-    def _bind(self, address: str) -> None:
+    def _bind_address(self, address: str) -> None:
         """Bind; where any port is allowed, to a port that the system does not assign to connections.
 
         A scheduler may restart at its port. Until then the system must not assign the port to another
@@ -259,14 +261,14 @@ class Router(ZmqChannel):
         self.socket.bind(re.sub(r"^(tcp://.*):0$", r"\1:*", address))
 
     def send(self, peer: bytes, frames: Sequence[Buffer]) -> None:
-        """Send a message to a dealer, without blocking; otherwise as `Dealer.send`.
+        """Send a message to a dealer, without blocking; otherwise as `DealerChannel.send`.
 
         Raises NotSentError where no such dealer is connected, or it has not read for long.
         """
-        self._context.check()
+        self._context.check_usable()
         try:
             self.socket.send(peer, _MORE)
-            self._send(frames)
+            self._send_frames(frames)
         except zmq.ZMQError as error:
             if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
                 raise
@@ -275,7 +277,7 @@ class Router(ZmqChannel):
 
     def receive(self, timeout: float = 0.0) -> tuple[bytes, list[zmq.Frame]] | None:
         """Return the next message as (identity of its sender, frames), None if there is none in time."""
-        frames = self._receive(timeout)
+        frames = self._receive_frames(timeout)
         return None if frames is None else (frames[0].bytes, frames[1:])
 
 
@@ -288,7 +290,7 @@ class ChannelPoller:
     def __init__(self) -> None:
         self._poller = zmq.Poller()
         self._channels: dict[Any, Any] = {}  # by ZeroMQ socket, or descriptor
-        self._watched: dict[zmq.Socket[bytes], Dealer] = {}
+        self._watched: dict[zmq.Socket[bytes], DealerChannel] = {}
         self._all = select.epoll()
         self._descriptors: dict[Any, int] = {}
         self._packed: bytes | None = None  # the values of `_descriptors`
@@ -325,27 +327,31 @@ class ChannelPoller:
         with contextlib.suppress(OSError):  # already closed
             self._all.unregister(self._descriptors.pop(item))
 
-    def add(self, channel: ZmqChannel) -> None:
+    def add_channel(self, channel: ZmqChannel) -> None:
         """Wait for messages of a channel, too."""
         self._channels[channel.socket] = channel
         self._register(channel.socket)
-        if isinstance(channel, Dealer) and channel.watch is not None and channel.watch.socket is not None:
-            self._watched[channel.watch.socket] = channel
-            self._register(channel.watch.socket)
+        if (
+            isinstance(channel, DealerChannel)
+            and channel.handshake_monitor is not None
+            and channel.handshake_monitor.socket is not None
+        ):
+            self._watched[channel.handshake_monitor.socket] = channel
+            self._register(channel.handshake_monitor.socket)
 
-    def remove(self, channel: ZmqChannel) -> None:
+    def remove_channel(self, channel: ZmqChannel) -> None:
         """Stop waiting for a channel; must be called before it is closed."""
         if self._channels.pop(channel.socket, None) is not None:
             self._unregister(channel.socket)
         for socket in [socket for socket, dealer in self._watched.items() if dealer is channel]:
             self._drop_watched(socket)
 
-    def watch(self, descriptor: int, item: object) -> None:
+    def watch_descriptor(self, descriptor: int, item: object) -> None:
         """Return `item` from `wait` when a descriptor is readable."""
         self._channels[descriptor] = item
         self._register(descriptor)
 
-    def unwatch(self, descriptor: int) -> None:
+    def unwatch_descriptor(self, descriptor: int) -> None:
         """Stop waiting for a descriptor; must be called before it is closed."""
         if self._channels.pop(descriptor, None) is not None:
             self._unregister(descriptor)
@@ -362,16 +368,16 @@ class ChannelPoller:
     def wait(self, timeout: float) -> list[Any]:
         """Wait until there are messages, at most `timeout` seconds (infinity: without limit).
 
-        Returns channels with messages, items of `watch` that are readable, and dealers that were refused:
-        their `receive` raises. Empty after `timeout` and after `wake`.
+        Returns channels with messages, items of `watch_descriptor` that are readable, and dealers that were
+        refused: their `receive` raises. Empty after `timeout` and after `wake`.
         """
         if not self._watched:
-            return self._ready(timeout)[0]
+            return self._poll_ready(timeout)[0]
         end = time.monotonic() + timeout
         while True:
             for socket in [socket for socket in self._watched if socket.closed]:
                 self._drop_watched(socket)
-            ready, woken = self._ready(max(0.0, end - time.monotonic()))
+            ready, woken = self._poll_ready(max(0.0, end - time.monotonic()))
             if ready or woken or time.monotonic() >= end:
                 return ready
 
@@ -382,7 +388,7 @@ class ChannelPoller:
             self._wake = -1
             self._all.close()
 
-    def _ready(self, timeout: float) -> tuple[list[Any], bool]:
+    def _poll_ready(self, timeout: float) -> tuple[list[Any], bool]:
         ready: list[Any] = []
         woken = False
         for socket, _ in self._poller.poll(_to_milliseconds(timeout)):
@@ -397,11 +403,11 @@ class ChannelPoller:
 
     def _check_watched(self, socket: zmq.Socket[bytes]) -> list[ZmqChannel]:
         dealer = self._watched[socket]
-        watch = dealer.watch
+        watch = dealer.handshake_monitor
         if watch is None:
             self._drop_watched(socket)
             return []
-        watch.read()
+        watch.read_events()
         if watch.socket is None:
             self._drop_watched(socket)
         return [dealer] if watch.error is not None else []

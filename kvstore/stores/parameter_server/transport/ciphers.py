@@ -26,7 +26,7 @@ _NAMES = {3: "aegis256", 1: "aes256gcm", 2: "chacha20poly1305_ietf"}
 _PERSON = b"kvstore streams"
 
 
-class Aead(NamedTuple):
+class AeadFunctions(NamedTuple):
     """Addresses of a cipher's functions, and sizes of their arguments."""
 
     encrypt: int
@@ -37,18 +37,18 @@ class Aead(NamedTuple):
 
 
 @functools.cache
-def available() -> tuple[int, ...]:
+def available_ciphers() -> tuple[int, ...]:
     """Return the numbers of the ciphers that this process has, in order of preference."""
-    return tuple(_aeads())
+    return tuple(_find_aeads())
 
 
-def choose(offered: Sequence[int]) -> int | None:
+def choose_cipher(offered: Sequence[int]) -> int | None:
     """Choose among the ciphers of the other side; None: this process has none of them."""
-    return next((one for one in available() if one in offered), None)
+    return next((one for one in available_ciphers() if one in offered), None)
 
 
 @functools.cache
-def _aeads() -> dict[int, Aead]:
+def _find_aeads() -> dict[int, AeadFunctions]:
     """Find the functions of each cipher, in the library that zmq has loaded."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
@@ -60,20 +60,24 @@ def _aeads() -> dict[int, Aead]:
             library = ctypes.CDLL(path)
             if library.sodium_init() < 0:
                 continue
-            return {number: _aead(library, name) for number, name in _NAMES.items() if _has(library, name)}
+            return {
+                number: _load_aead(library, name)
+                for number, name in _NAMES.items()
+                if _has_cipher(library, name)
+            }
         except (OSError, AttributeError):  # a library without these functions
             continue
     return {}
 
 
-def _has(library: ctypes.CDLL, name: str) -> bool:
+def _has_cipher(library: ctypes.CDLL, name: str) -> bool:
     """Return whether a cipher is available; without AES instructions, AES is slow and leaks by its timing."""
     if not hasattr(library, f"crypto_aead_{name}_encrypt_detached"):
         return False
     return not name.startswith("ae") or library.crypto_aead_aes256gcm_is_available() == 1
 
 
-def _aead(library: ctypes.CDLL, name: str) -> Aead:
+def _load_aead(library: ctypes.CDLL, name: str) -> AeadFunctions:
     prefix = f"crypto_aead_{name}"
     sizes = [getattr(library, f"{prefix}_{what}") for what in ("keybytes", "npubbytes", "abytes")]
     for size in sizes:
@@ -83,7 +87,7 @@ def _aead(library: ctypes.CDLL, name: str) -> Aead:
         raise AttributeError(prefix)
     wanted = (f"{prefix}_encrypt_detached", f"{prefix}_decrypt_detached", "crypto_generichash")
     first, second, third = (ctypes.cast(getattr(library, one), ctypes.c_void_p).value or 0 for one in wanted)
-    return Aead(first, second, third, nonce_bytes, tag_bytes)
+    return AeadFunctions(first, second, third, nonce_bytes, tag_bytes)
 
 
 class StreamHandshake:
@@ -108,22 +112,22 @@ class StreamHandshake:
 
     def server_proof(self) -> bytes:
         """Return the proof for the worker that the server has the secret."""
-        return self._derive(b"proof of the server")
+        return self._derive_key(b"proof of the server")
 
     def worker_proof(self) -> bytes:
         """Return the proof for the server that the worker has the secret."""
-        return self._derive(b"proof of the worker")
+        return self._derive_key(b"proof of the worker")
 
     def server_cipher(self) -> Cipher:
         """Return the cipher of the server's end."""
-        return self._made(b"to the worker", b"to the server")
+        return self._make_cipher(b"to the worker", b"to the server")
 
     def worker_cipher(self) -> Cipher:
         """Return the cipher of the worker's end."""
-        return self._made(b"to the server", b"to the worker")
+        return self._make_cipher(b"to the server", b"to the worker")
 
-    def _made(self, goes: bytes, comes: bytes) -> Cipher:
-        return Cipher(_aeads()[self._cipher], self._derive(goes), self._derive(comes))
+    def _make_cipher(self, goes: bytes, comes: bytes) -> Cipher:
+        return Cipher(_find_aeads()[self._cipher], self._derive_key(goes), self._derive_key(comes))
 
-    def _derive(self, purpose: bytes) -> bytes:
+    def _derive_key(self, purpose: bytes) -> bytes:
         return hashlib.blake2b(purpose, key=self._key, digest_size=32, person=_PERSON).digest()

@@ -1,7 +1,7 @@
 """Comparison of the clock of a worker or a server with the scheduler's, for a timeline.
 
-A question is a `Ping` with the time of this process, and the scheduler puts its own time into the `Pong`. The
-loops do this: for the state machines these are an ordinary ping and pong.
+A question is a `PingRequest` with the time of this process, and the scheduler puts its own time into the
+`PingReply`. The loops do this: for the state machines these are an ordinary ping and pong.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from ....observe.native._observe import now
 from ....observe.timeline.recording import clock
-from ..protocol.messages import Ping, Pong, ReliableMessage
+from ..protocol.messages import PingReply, PingRequest, ReliableMessage
 
 
 class ClockComparison:
@@ -22,17 +22,17 @@ class ClockComparison:
         self.answers = 0
 
     @property
-    def wanted(self) -> bool:
+    def is_wanted(self) -> bool:
         """Whether clocks are compared."""
         return self._clock is not None
 
-    def question(self) -> ReliableMessage:
+    def make_question(self) -> ReliableMessage:
         """Return the message that asks the scheduler for its time."""
-        return ReliableMessage(0, 0, Ping(now()))
+        return ReliableMessage(0, 0, PingRequest(now()))
 
-    def read(self, message: Any) -> None:
+    def read_answer(self, message: Any) -> None:
         """Read a message that has just arrived, if it is an answer."""
-        if self._clock is None or type(message) is not ReliableMessage or type(message.body) is not Pong:
+        if self._clock is None or type(message) is not ReliableMessage or type(message.body) is not PingReply:
             return
         if message.body.number and message.body.time:
             self._clock.add(message.body.number, message.body.time, now())

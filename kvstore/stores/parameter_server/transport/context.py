@@ -16,10 +16,10 @@ from ....settings.keys import Keys
 from .frames import MessageLimits
 from .zmq_auth import ZapHandler, stop_events
 
-_OPEN: weakref.WeakSet[Context] = weakref.WeakSet()
+_OPEN: weakref.WeakSet[ZmqContext] = weakref.WeakSet()
 
 
-class Context:
+class ZmqContext:
     """The ZeroMQ context of a process. Every socket belongs to one, and is closed with it.
 
     With keys every connection is encrypted, and only processes with a listed key are admitted. Without keys
@@ -59,7 +59,7 @@ class Context:
         if self._zap_handler is not None:
             self._zap_handler.job = job
 
-    def check(self) -> None:
+    def check_usable(self) -> None:
         """Raise an error in a fork of the process, where no message would ever arrive, or after `close`."""
         if os.getpid() != self.pid:
             raise KVStoreError(
@@ -69,9 +69,9 @@ class Context:
         if self.closed:
             raise ClosedError("the connections of this process are closed")
 
-    def socket(self, kind: int) -> zmq.Socket[bytes]:
+    def make_socket(self, kind: int) -> zmq.Socket[bytes]:
         """Make a bare socket; for the rest of this package."""
-        self.check()
+        self.check_usable()
         self._making = True
         made: zmq.Socket[bytes] = self._context.socket(kind)
         self._sockets.add(made)
@@ -79,7 +79,7 @@ class Context:
         self._making = False
         return made
 
-    def drop(self, socket: zmq.Socket[bytes], linger: float = 0.0) -> None:
+    def close_socket(self, socket: zmq.Socket[bytes], linger: float = 0.0) -> None:
         """Close a socket; ZeroMQ sends what is queued for `linger` more seconds, in the background."""
         self._sockets.discard(socket)
         if os.getpid() == self.pid:
@@ -91,11 +91,11 @@ class Context:
         self._sockets.discard(socket)
 
     def watch_clients(self, socket: zmq.Socket[bytes], address: str) -> threading.Event:
-        """Check a socket's clients, and log refusals; call it before the binding. As `ZapHandler.watch`."""
+        """Check a socket's clients before the binding, and log refusals, as `ZapHandler.watch_clients`."""
         with self._lock:
             if self._zap_handler is None:
                 self._zap_handler = ZapHandler(self._context, self.keys, self._job)
-        return self._zap_handler.watch(socket, address)
+        return self._zap_handler.watch_clients(socket, address)
 
     def close(self, linger: float = 0.0) -> None:
         """Close all sockets; blocks up to `linger` seconds to send messages. A second call does nothing."""
@@ -105,7 +105,7 @@ class Context:
         for socket in self._sockets:
             stop_events(socket)
         for socket in list(self._sockets):
-            self.drop(socket, linger)
+            self.close_socket(socket, linger)
         if self._zap_handler is not None:
             self._zap_handler.close()
         if self._making:

@@ -9,8 +9,8 @@ where a flag is set, with the first payload. Each further frame is a payload. Al
 `job` is a hash of the job's name, so that messages of an old job's processes, which may still know the port,
 are rejected before anything else of them is read.
 
-Only `Hello` and `Refused` are accepted with any job and version, because the first asks and the second says
-which are right; their format never changes.
+Only `HelloRequest` and `RefusalNotice` are accepted with any job and version, because the first asks and the
+second says which are right; their format never changes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import zmq
 from kvstore.errors import ProtocolError
 
 from ..protocol import messages as m
-from ..protocol.messages import PROTOCOL, Batch, Control, Kind, PayloadLocation, Record
+from ..protocol.messages import PROTOCOL, Batch, Control, PayloadLocation, Record, RecordKind
 from .fan_out import FanOut
 from .native._streams import GatheredRows
 
@@ -40,7 +40,10 @@ _MAGIC = b"KVST"
 _CONTROL, _DATA = 1, 2
 _HEAD = struct.Struct("<4sHBBQiiQQQI")
 _RECORD = struct.Struct("<BIQQIQBdqBIQQQ")
-_KINDS = [Kind(kind) if kind in Kind._value2member_map_ and kind != Kind.BAD else None for kind in range(256)]
+_KINDS = [
+    RecordKind(kind) if kind in RecordKind._value2member_map_ and kind != RecordKind.BAD else None
+    for kind in range(256)
+]
 _PLACES = [
     None if place not in PayloadLocation._value2member_map_ else PayloadLocation(place)
     for place in range(256)
@@ -99,7 +102,7 @@ class MessageCodec:
             )
         if is_new:
             self._read_back(body)
-            self._fan_out.remember(message)
+            self._fan_out.remember_body(message)
         return [head + body]
 
     def decode(self, frames: Sequence[zmq.Frame | bytes | memoryview]) -> Control | Batch:
@@ -211,7 +214,7 @@ def _read_records(body: memoryview, sizes: list[int], marks: bool) -> list[Recor
         except ProtocolError:
             if not marks:
                 raise
-            records.append(Record(Kind.BAD, number[1], number[2], number[3], flags=number[13]))
+            records.append(Record(RecordKind.BAD, number[1], number[2], number[3], flags=number[13]))
             continue
         records.append(new(Record, (kinds[kind], *number[1:9], places[place], *number[10:])))
     return records
@@ -229,7 +232,7 @@ def _check_two_frames(sizes: list[int], frame: int, offset: int, nbytes: int) ->
 
 def _is_introduction(message: Control) -> bool:
     body = message.body if isinstance(message, m.ReliableMessage) else message
-    return isinstance(body, m.Hello | m.Refused)
+    return isinstance(body, m.HelloRequest | m.RefusalNotice)
 
 
 def _view_frame(frame: zmq.Frame | bytes | memoryview) -> memoryview:
@@ -248,7 +251,7 @@ def _flat_bytes(buffer: Buffer) -> memoryview | GatheredRows:
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
-def pack(
+def pack_payloads(
     payloads: Sequence[Buffer | tuple[Buffer, ...]], small: int = SMALL
 ) -> tuple[list[Buffer], list[tuple[int, int, int]]]:
     """Join payloads of at most `small` bytes in one frame, each at a multiple of 64 bytes.

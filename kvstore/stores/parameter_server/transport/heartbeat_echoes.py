@@ -18,8 +18,8 @@ import threading
 import zmq
 
 from ....settings.keys import Keys
-from .channel import NotSentError, Router
-from .context import Context
+from .channel import NotSentError, RouterChannel
+from .context import ZmqContext
 from .frames import MessageLimits
 from .options import set_options
 from .process_limits import check_threads
@@ -69,8 +69,8 @@ class HeartbeatResponder:
 class SchedulerEcho:
     """The scheduler's echo: returns every message that arrives at `address`, until its context is closed."""
 
-    def __init__(self, context: Context, address: str) -> None:
-        router = Router(context, address, _LIMITS)
+    def __init__(self, context: ZmqContext, address: str) -> None:
+        router = RouterChannel(context, address, _LIMITS)
         self.address = router.address
         router.socket.setsockopt(zmq.ROUTER_MANDATORY, 0)  # a peer that has ended must not end the loop
         context.leave_to_thread(router.socket)
@@ -79,7 +79,7 @@ class SchedulerEcho:
 
 def _start_echo(socket: zmq.Socket[bytes], name: str) -> threading.Thread:
     """Start an echo thread; return once it runs in C, where it does not need the interpreter's lock."""
-    thread = threading.Thread(target=_echo, args=(socket,), name=name, daemon=True)
+    thread = threading.Thread(target=_run_echo, args=(socket,), name=name, daemon=True)
     with socket.context.socket(zmq.DEALER) as asks:
         socket.bind(f"inproc://{name}")
         asks.connect(f"inproc://{name}")
@@ -91,7 +91,7 @@ def _start_echo(socket: zmq.Socket[bytes], name: str) -> threading.Thread:
     return thread
 
 
-def _echo(socket: zmq.Socket[bytes]) -> None:
+def _run_echo(socket: zmq.Socket[bytes]) -> None:
     """Return every message to its sender, until the socket's context is closed; runs in its own thread."""
     # A signal in this thread would make it acquire the interpreter's lock.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -106,23 +106,23 @@ def _echo(socket: zmq.Socket[bytes]) -> None:
 class HeartbeatMonitor:
     """The scheduler's end: each `HeartbeatResponder` connects to `address`; a `Poller` waits for `router`."""
 
-    def __init__(self, context: Context, address: str) -> None:
-        self.router = Router(context, address, _LIMITS)
+    def __init__(self, context: ZmqContext, address: str) -> None:
+        self.router = RouterChannel(context, address, _LIMITS)
         self.address = self.router.address
         self._known: set[bytes] = set()
 
-    def ping(self) -> None:
+    def ping_all(self) -> None:
         """Request an echo of every process that has ever sent one and is still connected."""
         for identity in list(self._known):
-            self._ping(identity)
+            self._ping_process(identity)
 
-    def _ping(self, identity: bytes) -> None:
+    def _ping_process(self, identity: bytes) -> None:
         try:
             self.router.send(identity, [b"?"])
         except NotSentError:
             self._known.discard(identity)
 
-    def heard(self) -> list[str]:
+    def read_echoes(self) -> list[str]:
         """Return the names of the processes that have echoed since the last call, each once."""
         found: dict[bytes, None] = {}
         while (message := self.router.receive()) is not None:

@@ -52,7 +52,7 @@ _FEW = 8  # newcomers that are never cut off: a handshake of this job needs only
 
 
 @dataclass(frozen=True)
-class _Newcomer:
+class _NewConnection:
     inode: int
     most_told: int  # bytes that a stranger is sent at most
     since: float
@@ -62,7 +62,7 @@ class NewConnections:
     """The accepted connections that are not known to be admitted."""
 
     def __init__(self) -> None:
-        self._found: dict[int, _Newcomer] = {}  # the oldest first
+        self._found: dict[int, _NewConnection] = {}  # the oldest first
         self._reserve = DescriptorReserve()
         self._all_looked_at = -math.inf
         # Two descriptors from the start: later there may be none left.
@@ -77,19 +77,19 @@ class NewConnections:
         os.close(self._copy)
         os.close(self._nothing)
 
-    def listen(self, fd: int) -> None:
+    def limit_listener(self, fd: int) -> None:
         """Save the SYN of each connection to a listening socket, and limit its first segments."""
         try:
-            with self._duplicated(fd) as one:
+            with self._duplicate_socket(fd) as one:
                 one.setsockopt(socket.IPPROTO_TCP, _TCP_SAVE_SYN, 1)
                 _attach_filter(one, _small_segments_filter(_SMALL))
         except OSError as error:
             log.debug("this kernel limits no new connections: %s", error)
 
-    def add(self, fd: int, curve: bool) -> None:
+    def limit_connection(self, fd: int, curve: bool) -> None:
         """Limit a connection, unless it has ended, or its number now belongs to another socket."""
-        self._reserve.count(1)
-        with contextlib.suppress(OSError), self._duplicated(fd) as one:
+        self._reserve.note_opened(1)
+        with contextlib.suppress(OSError), self._duplicate_socket(fd) as one:
             inode = os.fstat(one.fileno()).st_ino
             # The SYN can be read once: a socket with this number that was limited already has none.
             syn = one.getsockopt(socket.IPPROTO_TCP, _TCP_SAVED_SYN, _SYN_BYTES)
@@ -101,27 +101,30 @@ class NewConnections:
                 _detach_filter(one)
             self._found.pop(fd, None)
             told = _GREETING + _ERROR + (_CURVE_WELCOME if curve else 0)
-            self._found[fd] = _Newcomer(inode, told, time.monotonic())
+            self._found[fd] = _NewConnection(inode, told, time.monotonic())
 
     def cut_off_oldest(self) -> int:
         """Cut off the oldest newcomers if they use descriptors that this process needs; return how many."""
         excess = len(self._found) - _FEW
         if excess <= 0:
             return 0
-        gone = sum(self._cut_off(fd) for fd in list(islice(self._found, min(excess, self._reserve.missing))))
-        self._reserve.count(-gone)
+        gone = sum(
+            self._cut_off(fd)
+            for fd in list(islice(self._found, min(excess, self._reserve.missing_descriptors)))
+        )
+        self._reserve.note_opened(-gone)
         return gone
 
     def _cut_off(self, fd: int) -> bool:
         """Shut down a connection, unless it was admitted; ZeroMQ sees its end."""
         newcomer = self._found.pop(fd)
-        with contextlib.suppress(OSError), self._duplicated(fd) as one:
+        with contextlib.suppress(OSError), self._duplicate_socket(fd) as one:
             if not _is_other(one, newcomer) and not _is_let_in(one, newcomer):
                 one.shutdown(socket.SHUT_RDWR)
                 return True
         return False
 
-    def check(self) -> None:
+    def remove_admitted(self) -> None:
         """Remove newcomers that were admitted or have ended; older ones are checked only now and then."""
         now = time.monotonic()
         since = now - _YOUNG
@@ -129,7 +132,7 @@ class NewConnections:
             self._all_looked_at, since = now, -math.inf
         for fd, newcomer in takewhile(lambda one: one[1].since >= since, reversed([*self._found.items()])):
             try:
-                with self._duplicated(fd) as one:
+                with self._duplicate_socket(fd) as one:
                     done = _is_other(one, newcomer) or _is_let_in(one, newcomer)
             except OSError:
                 done = True
@@ -137,7 +140,7 @@ class NewConnections:
                 del self._found[fd]
 
     @contextlib.contextmanager
-    def _duplicated(self, fd: int) -> Iterator[socket.socket]:
+    def _duplicate_socket(self, fd: int) -> Iterator[socket.socket]:
         """Duplicate a descriptor: ZeroMQ may close it at any time, and the number may be assigned again."""
         os.dup2(fd, self._copy, inheritable=False)
         try:
@@ -150,11 +153,11 @@ class NewConnections:
             os.dup2(self._nothing, self._copy, inheritable=False)
 
 
-def _is_other(one: socket.socket, newcomer: _Newcomer) -> bool:
+def _is_other(one: socket.socket, newcomer: _NewConnection) -> bool:
     return os.fstat(one.fileno()).st_ino != newcomer.inode
 
 
-def _is_let_in(one: socket.socket, newcomer: _Newcomer) -> bool:
+def _is_let_in(one: socket.socket, newcomer: _NewConnection) -> bool:
     """Return whether a connection was admitted; if so, remove its filter."""
     info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED.size)
     # The kernel may count the SYN. On a kernel without this count, each connection counts as admitted.

@@ -29,7 +29,7 @@ def set_options(socket: zmq.Socket[bytes], limits: MessageLimits, address: str) 
         zmq.LINGER: 0,  # unsent messages never delay the end; `close(linger)` asks for it
         zmq.SNDHWM: _WAITING,
         zmq.RCVHWM: _WAITING,
-        zmq.MAXMSGSIZE: _largest(limits),  # before libzmq allocates anything for a frame
+        zmq.MAXMSGSIZE: _largest_frame(limits),  # before libzmq allocates anything for a frame
         zmq.HEARTBEAT_IVL: _HEARTBEAT,  # detects links that are dead in one direction, and connects again
         zmq.HEARTBEAT_TIMEOUT: _SILENT,
         zmq.HEARTBEAT_TTL: _SILENT,
@@ -64,7 +64,7 @@ def _set_router_options(socket: zmq.Socket[bytes], address: str) -> None:
             socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
 
 
-def _largest(limits: MessageLimits) -> int:
+def _largest_frame(limits: MessageLimits) -> int:
     head = 4096
     return max(limits.frame, limits.control + head, limits.records * 128 + head)
 

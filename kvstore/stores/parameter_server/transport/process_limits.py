@@ -74,7 +74,7 @@ def _open_files() -> int:
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def shortage(error: BaseException | None) -> str | None:
+def resource_shortage(error: BaseException | None) -> str | None:
     """Return the resource that this process lacks, as an error or its cause shows; None: unknown.
 
     The system's own messages name no limit.
@@ -95,19 +95,20 @@ def shortage(error: BaseException | None) -> str | None:
 class DescriptorReserve:
     """An eighth of this process's descriptors, which it needs for itself: strangers must leave it free.
 
-    Counting is slow where there are thousands, so it is done rarely; `count` adjusts the number in between.
+    Counting is slow where there are thousands, so it is done rarely; `note_opened` adjusts the number in
+    between.
     """
 
     def __init__(self) -> None:
         self._size = self._free = self._taken = 0
         self._counted = -math.inf
 
-    def count(self, count: int) -> None:
+    def note_opened(self, count: int) -> None:
         """Record that `count` descriptors were opened, or closed if it is negative."""
         self._taken += count
 
     @property
-    def missing(self) -> int:
+    def missing_descriptors(self) -> int:
         """The number of descriptors to close until the whole reserve is free."""
         now = time.monotonic()
         if now - self._counted > _COUNTED_FOR or self._taken > self._size // 2:

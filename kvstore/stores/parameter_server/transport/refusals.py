@@ -20,7 +20,7 @@ class RefusalLog:
         self._last: dict[str, tuple[float, int]] = {}
         self.count = 0
 
-    def note(self, peer: str, why: str) -> None:
+    def note_refusal(self, peer: str, why: str) -> None:
         """Count a refusal; log it, unless the same peer was logged within the last minute."""
         self.count += 1
         now = self._clock()

@@ -43,7 +43,7 @@ class ServerStreams:
         self._all = StreamSet(two_threads=len(os.sched_getaffinity(0)) > 1)
         self._counters: Counters | None = None
         self._rests_until = math.inf  # while it is finite, the listener is not polled
-        poller.watch(self._listener.fileno(), self._listener)
+        poller.watch_descriptor(self._listener.fileno(), self._listener)
         self._all.watch(poller.fileno())
 
     def observe(self, counters: Counters, waits: Any) -> None:
@@ -51,13 +51,13 @@ class ServerStreams:
         self._counters = counters
         self._all.observe(counters, waits)
 
-    def offer(self, peer: Hashable) -> str:
+    def offer_stream(self, peer: Hashable) -> str:
         """Return the offer that a worker needs to open a stream."""
-        return self._listener.offer(peer)
+        return self._listener.offer_stream(peer)
 
-    def forget(self, peer: Hashable) -> None:
+    def forget_worker(self, peer: Hashable) -> None:
         """Close a worker's stream, and refuse new ones from it."""
-        self._listener.withdraw(peer)
+        self._listener.withdraw_offer(peer)
         self._close_stream(peer)
 
     def send(self, peer: Hashable, frames: list[Buffer]) -> bool:
@@ -65,7 +65,7 @@ class ServerStreams:
         stream = self._streams.get(peer)
         return stream is not None and (stream.send(frames) or stream.is_full)
 
-    def has(self, peer: Hashable) -> bool:
+    def has_stream(self, peer: Hashable) -> bool:
         """Return whether a worker has a stream now."""
         return peer in self._streams
 
@@ -80,13 +80,13 @@ class ServerStreams:
         self._links[peer] = link
         link.near = stream.is_near
 
-    def attend(self, item: Any) -> None:
+    def handle_item(self, item: Any) -> None:
         """Handle an item that the poller has returned and that is no channel."""
         if item is self._listener:
-            for connection in self._listener.accept():
-                self._poller.watch(connection.fileno(), connection)
+            for connection in self._listener.accept_connections():
+                self._poller.watch_descriptor(connection.fileno(), connection)
             if self._listener.is_stuck:
-                self._poller.unwatch(self._listener.fileno())
+                self._poller.unwatch_descriptor(self._listener.fileno())
                 self._rests_until = time.monotonic() + _REST
         elif isinstance(item, socket.socket):
             self._continue_handshake(item)
@@ -104,20 +104,20 @@ class ServerStreams:
 
     def close_late(self) -> None:
         """Close connections with an overdue handshake."""
-        for connection in self._listener.late():
+        for connection in self._listener.pop_late():
             self._close_connection(connection)
         if time.monotonic() >= self._rests_until:
             self._rests_until = math.inf
-            self._poller.watch(self._listener.fileno(), self._listener)
+            self._poller.watch_descriptor(self._listener.fileno(), self._listener)
 
     def _continue_handshake(self, connection: socket.socket) -> None:
-        done, peer, cipher = self._listener.greet(connection)
+        done, peer, cipher = self._listener.read_handshake(connection)
         if not done:
             return
         if peer is None:
             self._close_connection(connection)
             return
-        self._poller.unwatch(connection.fileno())
+        self._poller.unwatch_descriptor(connection.fileno())
         self._close_stream(peer)
         stream = None
         try:
@@ -144,7 +144,7 @@ class ServerStreams:
             stream.close()
 
     def _close_connection(self, connection: socket.socket) -> None:
-        self._poller.unwatch(connection.fileno())
+        self._poller.unwatch_descriptor(connection.fileno())
         connection.close()
 
     def close(self, linger: float) -> None:
@@ -154,7 +154,7 @@ class ServerStreams:
             time.sleep(0.001)
         for peer in list(self._streams):
             self._close_stream(peer)
-        self._poller.unwatch(self._listener.fileno())
+        self._poller.unwatch_descriptor(self._listener.fileno())
         self._listener.close()
         self._all.close()
         self._sender.close()

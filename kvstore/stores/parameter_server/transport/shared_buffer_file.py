@@ -51,7 +51,7 @@ class SharedFile:
         self._token = secrets.token_bytes(16)
         try:
             fcntl.fcntl(self._fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_SEAL)  # no process can truncate it
-            self._head = self._reserved(0, PAGE).view(np.uint64)
+            self._head = self._reserve_piece(0, PAGE).view(np.uint64)
         except BaseException:
             self.close()
             raise
@@ -59,13 +59,13 @@ class SharedFile:
         self._head[_TOKEN : _TOKEN + 2] = np.frombuffer(self._token, np.uint64)
         self._head[0] = _MAGIC
 
-    def grow(self, nbytes: int) -> Bytes | None:
+    def add_segment(self, nbytes: int) -> Bytes | None:
         """Return a new segment of zeros, whole pages; None where there is no memory for it."""
         count = int(self._head[_COUNT])
         if count == _MOST_SEGMENTS or nbytes > free_memory():
             return None
         try:
-            segment = self._reserved(self._end, nbytes)
+            segment = self._reserve_piece(self._end, nbytes)
         except (OSError, ValueError, MemoryError):  # a limit on file size or address space
             return None
         self._head[_FIRST + 2 * count : _FIRST + 2 * count + 2] = self._end, nbytes
@@ -73,7 +73,7 @@ class SharedFile:
         self._end += nbytes
         return segment
 
-    def _reserved(self, start: int, nbytes: int) -> Bytes:
+    def _reserve_piece(self, start: int, nbytes: int) -> Bytes:
         """Map a piece and allocate its pages; a failure leaves a longer file that uses no memory."""
         if os.fstat(self._fd).st_size < start + nbytes:
             os.ftruncate(self._fd, start + nbytes)
@@ -85,7 +85,9 @@ class SharedFile:
 
     def handle(self) -> str:
         """Return the handle with which a peer opens this memory."""
-        return json.dumps({**_here(), "pid": os.getpid(), "fd": self._fd, "token": self._token.hex()})
+        return json.dumps(
+            {**_machine_identity(), "pid": os.getpid(), "fd": self._fd, "token": self._token.hex()}
+        )
 
     def close(self) -> None:
         """Close the descriptor; mapped memory stays valid."""
@@ -109,13 +111,15 @@ class PeerFile:
         if len(handle) > _MOST_HANDLE:
             raise ValueError("an offer of that length")
         told: Any = json.loads(handle)
-        if not isinstance(told, dict) or any(told.get(name) != value for name, value in _here().items()):
+        if not isinstance(told, dict) or any(
+            told.get(name) != value for name, value in _machine_identity().items()
+        ):
             raise ValueError("another machine, or other processes than can be seen from here")
-        self._path = Path(f"/proc/{_number(told.get('pid'))}/fd/{_number(told.get('fd'))}")
+        self._path = Path(f"/proc/{_checked_number(told.get('pid'))}/fd/{_checked_number(told.get('fd'))}")
         self._identity: tuple[int, int] | None = None
-        fd = self._open()
+        fd = self._open_memory()
         try:
-            self._head = _mapped(fd, 0, PAGE, False).view(np.uint64)
+            self._head = _map_memory(fd, 0, PAGE, False).view(np.uint64)
         finally:
             os.close(fd)
         token = bytes.fromhex(str(told.get("token")))
@@ -126,20 +130,20 @@ class PeerFile:
     def _its_token(self) -> bytes:
         return self._head[_TOKEN : _TOKEN + 2].tobytes()
 
-    def segment(self, number: int) -> Bytes:
+    def map_segment(self, number: int) -> Bytes:
         """Map a segment."""
         if not 0 <= number < min(int(self._head[_COUNT]), _MOST_SEGMENTS):
             raise ValueError(f"there is no segment {number}")
         start, nbytes = (int(word) for word in self._head[_FIRST + 2 * number : _FIRST + 2 * number + 2])
-        fd = self._open()
+        fd = self._open_memory()
         try:
             if start % PAGE or nbytes <= 0 or start + nbytes > os.fstat(fd).st_size:
                 raise ValueError(f"segment {number} lies beyond its file")
-            return _mapped(fd, start, nbytes, self._writes)
+            return _map_memory(fd, start, nbytes, self._writes)
         finally:
             os.close(fd)
 
-    def _open(self) -> int:
+    def _open_memory(self) -> int:
         """Open the memory again for each call: one open descriptor for each process would be too many."""
         if not stat.S_ISREG(self._path.stat().st_mode):
             raise ValueError("that is no memory")
@@ -158,20 +162,20 @@ class PeerFile:
         return fd
 
 
-def _mapped(fd: int, start: int, nbytes: int, writes: bool) -> Bytes:
+def _map_memory(fd: int, start: int, nbytes: int, writes: bool) -> Bytes:
     flags = mmap.MAP_SHARED | _MAP_POPULATE
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writes else 0)
     return np.frombuffer(mmap.mmap(fd, nbytes, flags=flags, prot=access, offset=start), np.uint8)
 
 
-def _number(value: Any) -> int:
+def _checked_number(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
         raise ValueError("an offer without numbers")
     return value
 
 
 @cache
-def _here() -> dict[str, str]:
+def _machine_identity() -> dict[str, str]:
     """Return what processes that share memory have in common: the kernel's boot id and the PID namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return {"boot": boot, "processes": os.readlink("/proc/self/ns/pid")}

@@ -34,7 +34,7 @@ _CURES = {
 }
 
 
-class Block(NamedTuple):
+class SharedBlock(NamedTuple):
     """A piece of memory that others can read."""
 
     array: Bytes
@@ -64,35 +64,35 @@ class SharedBufferPool:
         """Memory reserved, in bytes."""
         return sum(segment.nbytes for segment in self._segments)
 
-    def allocate(self, nbytes: int) -> Block | None:
+    def allocate(self, nbytes: int) -> SharedBlock | None:
         """Return `nbytes` of memory, of any content, aligned to a cache line.
 
         None where there is no memory, for 0 bytes, in the child of a fork, and after `close`.
         """
-        if nbytes <= 0 or not self._usable():
+        if nbytes <= 0 or not self._is_usable():
             return None
-        size = _rounded(nbytes)
+        size = _block_size(nbytes)
         free = self._free[size]
-        place = free.pop() if free else self._new(size)
+        place = free.pop() if free else self._new_place(size)
         if place is None:
             return None
         segment, offset = place
-        return Block(self._segments[segment][offset : offset + nbytes], segment, offset)
+        return SharedBlock(self._segments[segment][offset : offset + nbytes], segment, offset)
 
-    def free(self, block: Block) -> None:
+    def free(self, block: SharedBlock) -> None:
         """Return a block that no process reads any more."""
-        if self._usable():
-            self._free[_rounded(block.array.nbytes)].append((block.segment, block.offset))
+        if self._is_usable():
+            self._free[_block_size(block.array.nbytes)].append((block.segment, block.offset))
 
     def handle(self) -> str:
         """Return the handle for `PeerBuffers.open` in another process; "" where there is no memory.
 
         It is valid as long as the process lives, also after the memory grows.
         """
-        if not self._usable() or (self._has_seqlocks and not _ORDERED):
+        if not self._is_usable() or (self._has_seqlocks and not _ORDERED):
             return ""
         try:
-            return self._opened().handle()
+            return self._open_file().handle()
         except OSError:
             return ""
 
@@ -105,33 +105,33 @@ class SharedBufferPool:
         self._segments, self._used = [], []
         self._free.clear()
 
-    def _usable(self) -> bool:
+    def _is_usable(self) -> bool:
         return not self._closed and self._pid == os.getpid()
 
-    def _opened(self) -> SharedFile:
+    def _open_file(self) -> SharedFile:
         if self._file is None:
             self._file = SharedFile(self._has_seqlocks)
         return self._file
 
-    def _new(self, size: int) -> tuple[int, int] | None:
+    def _new_place(self, size: int) -> tuple[int, int] | None:
         """Allocate a block of a segment with enough space, or of a new one."""
         for segment in reversed(range(len(self._segments))):
-            offset = _place(self._used[segment], size)
+            offset = _next_offset(self._used[segment], size)
             if offset + size <= self._segments[segment].nbytes:
                 self._used[segment] = offset + size
                 return segment, offset
-        return self._new(size) if self._grow(size) else None
+        return self._new_place(size) if self._add_segment(size) else None
 
-    def _grow(self, size: int) -> bool:
+    def _add_segment(self, size: int) -> bool:
         """Add a segment that has `size` bytes of space: a larger one, or else one of just that size."""
         size += PAGE if size >= PAGE else 0  # for the offset in its first page
-        need = _up(size + self._table_bytes(size + size // 256 + 2 * PAGE), PAGE)
+        need = _round_up(size + self._table_bytes(size + size // 256 + 2 * PAGE), PAGE)
         room = None if self._limit is None else self._limit - self.nbytes
-        for nbytes in (_up(max(need, self.nbytes // _GROWTH, _FIRST_BYTES), PAGE), need):
+        for nbytes in (_round_up(max(need, self.nbytes // _GROWTH, _FIRST_BYTES), PAGE), need):
             if room is not None and nbytes > room:
                 continue
             try:
-                segment = self._opened().grow(nbytes)
+                segment = self._open_file().add_segment(nbytes)
             except OSError:
                 return False
             if segment is not None:
@@ -154,22 +154,22 @@ class SharedValues(SharedBufferPool):
 
     _has_seqlocks = True
 
-    def seqlock(self, segment: int, offset: int) -> int:
+    def read_seqlock(self, segment: int, offset: int) -> int:
         """Return the seqlock of the value that begins at `offset`."""
-        return int(self.seqlock_of(segment, offset)[0])
+        return int(self.seqlock_word(segment, offset)[0])
 
-    def seqlock_of(self, segment: int, offset: int) -> Words:
+    def seqlock_word(self, segment: int, offset: int) -> Words:
         """View the seqlock of the value that begins at `offset`, a word in the same memory."""
         page = offset // PAGE
-        return _seqlocks(self._segments[segment])[page : page + 1]
+        return _seqlock_words(self._segments[segment])[page : page + 1]
 
     @contextmanager
-    def writing(self, places: Iterable[tuple[int, int]]) -> Iterator[None]:
+    def mark_writing(self, places: Iterable[tuple[int, int]]) -> Iterator[None]:
         """Mark the values that begin at these (segment, offset) as being written."""
         # Large sums use stores that bypass the cache, and could pass these words; but they release the
         # interpreter's lock first, which is a barrier.
         pages = {(segment, offset // PAGE) for segment, offset in places}
-        words = [_seqlocks(self._segments[segment])[page : page + 1] for segment, page in pages]
+        words = [_seqlock_words(self._segments[segment])[page : page + 1] for segment, page in pages]
         for word in words:
             word += np.uint64(1)
         try:
@@ -179,7 +179,7 @@ class SharedValues(SharedBufferPool):
                 word += np.uint64(1)
 
     def _table_bytes(self, nbytes: int) -> int:
-        return _up(nbytes // PAGE * 8, PAGE)
+        return _round_up(nbytes // PAGE * 8, PAGE)
 
 
 class PeerBuffers:
@@ -200,9 +200,9 @@ class PeerBuffers:
         except (OSError, ValueError, TypeError, RecursionError):
             return None
 
-    def view(self, segment: int, offset: int, nbytes: int) -> Bytes:
+    def view_block(self, segment: int, offset: int, nbytes: int) -> Bytes:
         """View a block of a `SharedBufferPool`; ProtocolError: no such place, or its process has ended."""
-        memory = self.segment(segment)
+        memory = self.view_segment(segment)
         if offset < 0 or nbytes < 0 or offset + nbytes > memory.nbytes:
             raise ProtocolError(
                 f"bytes {offset} to {offset + nbytes} of shared segment {segment}, which has {memory.nbytes}"
@@ -214,7 +214,7 @@ class PeerBuffers:
         """The segments that are mapped."""
         return self._segments
 
-    def segment(self, number: int) -> Bytes:
+    def view_segment(self, number: int) -> Bytes:
         """View a whole segment; ProtocolError: there is none, or its process has ended."""
         memory = self._segments.get(number)
         if memory is not None:
@@ -222,22 +222,22 @@ class PeerBuffers:
         if self._file is None:
             raise ProtocolError("the shared memory of this peer is closed")
         try:
-            memory = self._segments[number] = self._file.segment(number)
+            memory = self._segments[number] = self._file.map_segment(number)
         except (OSError, ValueError) as error:
             cure = _CURES.get(getattr(error, "errno", 0), "")
             raise ProtocolError(f"shared segment {number} of a peer cannot be read: {error}{cure}") from error
         return memory
 
-    def copy(self, segment: int, offset: int, nbytes: int, seqlock: int, out: npt.NDArray[Any]) -> bool:
+    def copy_block(self, segment: int, offset: int, nbytes: int, seqlock: int, out: npt.NDArray[Any]) -> bool:
         """Copy a block of `SharedValues` to a contiguous array of that size; ProtocolError: no such place.
 
         False if the value was written since its seqlock had this number: the content of `out` is then
         invalid.
         """
-        source = self.view(segment, offset, nbytes)
+        source = self.view_block(segment, offset, nbytes)
         if self._file is None or not self._file.has_seqlocks:
             raise ProtocolError("shared memory of a peer that has no stamps")
-        words = _seqlocks(self._segments[segment])
+        words = _seqlock_words(self._segments[segment])
         page = offset // PAGE
         if seqlock % 2 or int(words[page]) != seqlock:
             return False
@@ -250,21 +250,21 @@ class PeerBuffers:
         self._file = None
 
 
-def _place(used: int, size: int) -> int:
+def _next_offset(used: int, size: int) -> int:
     """Return where the next block begins: large ones at the offset in a page that suits sums best."""
-    return _up(used, PAGE) + next_page_offset() if size >= PAGE else _up(used, _LINE)
+    return _round_up(used, PAGE) + next_page_offset() if size >= PAGE else _round_up(used, _LINE)
 
 
-def _seqlocks(segment: Bytes) -> Words:
+def _seqlock_words(segment: Bytes) -> Words:
     return segment[: segment.nbytes // PAGE * 8].view(np.uint64)
 
 
-def _up(nbytes: int, step: int) -> int:
+def _round_up(nbytes: int, step: int) -> int:
     return -(-nbytes // step) * step
 
 
-def _rounded(nbytes: int) -> int:
+def _block_size(nbytes: int) -> int:
     """Round up to one of eight sizes between a number and its double, so that freed blocks fit again."""
     if nbytes < PAGE:
-        return _up(nbytes, _LINE)
-    return _up(nbytes, max(PAGE, 1 << (nbytes.bit_length() - 4)))
+        return _round_up(nbytes, _LINE)
+    return _round_up(nbytes, max(PAGE, 1 << (nbytes.bit_length() - 4)))

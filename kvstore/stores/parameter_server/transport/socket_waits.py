@@ -50,13 +50,13 @@ class SocketWaits:
     def __init__(self) -> None:
         self._all: list[SocketWait] = []
 
-    def begin(self) -> SocketWait:
+    def begin_wait(self) -> SocketWait:
         """Begin a wait of this thread."""
         wait = SocketWait()
         self._all.append(wait)
         return wait
 
-    def end(self, wait: SocketWait) -> None:
+    def end_wait(self, wait: SocketWait) -> None:
         """End a wait; another thread polls the sockets then."""
         self._all.remove(wait)
         self.wake_all()

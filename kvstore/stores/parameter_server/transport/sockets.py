@@ -18,11 +18,11 @@ from ....settings import addresses
 from ....settings.roles import Roles
 from ..native._native import Link, count_values
 from ..protocol.events import ECHO
-from ..protocol.messages import PROTOCOL, Batch, Control, Hello, PayloadLocation
-from .channel import ChannelPoller, Dealer, NotSentError, Router, ZmqChannel
-from .ciphers import available
-from .context import Context
-from .frames import MessageCodec, pack
+from ..protocol.messages import PROTOCOL, Batch, Control, HelloRequest, PayloadLocation
+from .channel import ChannelPoller, DealerChannel, NotSentError, RouterChannel, ZmqChannel
+from .ciphers import available_ciphers
+from .context import ZmqContext
+from .frames import MessageCodec, pack_payloads
 from .heartbeat_echoes import HeartbeatMonitor, SchedulerEcho
 from .native._streams import Exchange, ExpectedRows, Sender, Stream, await_replies
 from .process_limits import check_open_files, check_threads
@@ -44,13 +44,13 @@ _THREADS = 4  # ZeroMQ's two, the ZAP handler's, and the echo's of the scheduler
 Message = Control | Batch
 
 
-class _Sockets:
+class _RoleSockets:
     """The sockets of one process; base class of all roles."""
 
     def __init__(self, roles: Roles, job: str) -> None:
         check_open_files(roles)
         check_threads(_THREADS)
-        self._context = Context(roles.keys, job=job)
+        self._context = ZmqContext(roles.keys, job=job)
         self._poller = ChannelPoller()
         self._counters = Counters("", "", 0, 0, shown=False)
         self.closed = False
@@ -83,22 +83,24 @@ def _should_limit_in_flight(roles: Roles) -> bool:
     )
 
 
-class WorkerSockets(_Sockets):
+class WorkerSockets(_RoleSockets):
     """A worker's sockets: one to the scheduler, one to its echo, and one to each server."""
 
-    def __init__(self, roles: Roles, hello: Hello, echo: str = "") -> None:
+    def __init__(self, roles: Roles, hello: HelloRequest, echo: str = "") -> None:
         super().__init__(roles, roles.job)
         self._codec = MessageCodec(roles.job)
         self._name = f"{roles.job}/{hello.group}.{hello.ordinal}/worker{roles.rank}/{hello.incarnation:x}"
-        self._servers: dict[int, Dealer] = {}
+        self._servers: dict[int, DealerChannel] = {}
         self._streams: dict[int, StreamClient] = {}
         self._encrypted, self._limits_in_flight = roles.keys is not None, _should_limit_in_flight(roles)
         self._sender: Sender | None = None
         self._peers: dict[Any, Hashable] = {}
-        self._echo: Dealer | None = None
+        self._echo: DealerChannel | None = None
         try:
             met = bool(echo)  # another store of this process has met the scheduler
-            self._scheduler = Dealer(self._context, roles.scheduler, _zmq_identity(self._name), insists=met)
+            self._scheduler = DealerChannel(
+                self._context, roles.scheduler, _zmq_identity(self._name), insists=met
+            )
             self._add_dealer(self._scheduler, SCHEDULER)
             if echo:
                 self.connect_echo(echo)
@@ -117,7 +119,7 @@ class WorkerSockets(_Sockets):
         """Bytes of the largest payload that can be sent."""
         return self._codec.limits.frame
 
-    def check(self, message: Control, what: str) -> None:
+    def check_message(self, message: Control, what: str) -> None:
         """Raise `ArgumentError` if a message cannot be sent: it would be repeated for ever."""
         try:
             self._codec.encode(message)
@@ -127,20 +129,20 @@ class WorkerSockets(_Sockets):
     def connect_echo(self, address: str) -> None:
         """Open the connection to the scheduler's echo."""
         if self._echo is None:
-            self._echo = _echo(self._context, address, self._name)
+            self._echo = _connect_echo(self._context, address, self._name)
             self._add_dealer(self._echo, ECHO)
 
-    def connect(self, server: int, address: str) -> None:
+    def connect_server(self, server: int, address: str) -> None:
         """Open a connection to a server; it replaces an earlier one."""
-        self._drop(server)
+        self._drop_server(server)
         name = f"{self._name}/{server}/{secrets.token_hex(4)}"
-        dealer = Dealer(self._context, address, _zmq_identity(name), "server", server, insists=True)
+        dealer = DealerChannel(self._context, address, _zmq_identity(name), "server", server, insists=True)
         self._servers[server] = dealer
         self._add_dealer(dealer, server)
 
-    def _add_dealer(self, dealer: Dealer, peer: Hashable) -> None:
+    def _add_dealer(self, dealer: DealerChannel, peer: Hashable) -> None:
         self._peers[dealer] = peer
-        self._poller.add(dealer)
+        self._poller.add_channel(dealer)
 
     def open_stream(self, server: int, offer: str) -> None:
         """Send batches over a stream to a server from now on, where it offers one."""
@@ -153,7 +155,7 @@ class WorkerSockets(_Sockets):
         )
         self._peers[stream] = server
         stream.observe(self._counters)
-        stream.open()
+        stream.advance_open()
 
     def _start_sender(self) -> Sender:
         if self._sender is None:
@@ -169,25 +171,25 @@ class WorkerSockets(_Sockets):
     def close_streams(self) -> None:
         """Close the streams to servers, once all messages are passed to the kernel."""
         for stream in self._streams.values():
-            stream.finish(_LINGER)
+            stream.wait_sent(_LINGER)
         for server in list(self._streams):
             self._drop_stream(server)
         if self._sender is not None:
             self._sender.close()
             self._sender = None
 
-    def _drop(self, server: int) -> None:
+    def _drop_server(self, server: int) -> None:
         self._drop_stream(server)
         dealer = self._servers.pop(server, None)
         if dealer is not None:
-            self._poller.remove(dealer)
+            self._poller.remove_channel(dealer)
             del self._peers[dealer]
             dealer.close()
 
     def send(self, peer: Hashable, message: Message) -> None:
         """Send to ``"scheduler"``, `ECHO` or a server's number."""
         if peer == SCHEDULER:
-            dealer: Dealer | None = self._scheduler
+            dealer: DealerChannel | None = self._scheduler
         else:
             dealer = self._echo if peer == ECHO else self._servers.get(peer)  # type: ignore[call-overload]
         if dealer is None:
@@ -200,7 +202,7 @@ class WorkerSockets(_Sockets):
         except NotSentError as error:
             log.debug("not sent, and sent again later: %s", error)
 
-    def _send_batch(self, server: int, dealer: Dealer, batch: Batch) -> None:
+    def _send_batch(self, server: int, dealer: DealerChannel, batch: Batch) -> None:
         stream, counters = self._streams.get(server), self._counters
         if batch.frames:  # a probe of a late reply does not end a wait
             counters.enter(MOVING, NO_SLICE, 0, 0, -1 - server)
@@ -223,7 +225,7 @@ class WorkerSockets(_Sockets):
             if isinstance(channel, StreamClient):
                 begin = self._counters.begin()
                 for frames in channel.receive() if not self.closed else ():
-                    message = _decoded(self._codec, frames, f"server {peer}")
+                    message = _decode_or_refuse(self._codec, frames, f"server {peer}")
                     self._count_received(message, STREAM, begin)
                     begin = 0
                     if message is not None:
@@ -234,12 +236,12 @@ class WorkerSockets(_Sockets):
                 found = channel.receive() if not self.closed and channel in self._peers else None
                 if found is None:
                     break
-                message = _decoded(self._codec, found, channel.peer)
+                message = _decode_or_refuse(self._codec, found, channel.peer_name)
                 self._count_received(message, FRAME, begin)
                 if message is not None:
                     yield peer, message
 
-    def exchange(
+    def make_exchange(
         self,
         who: tuple[int, int, int],
         parts: list[tuple[int, int, int, int]],
@@ -253,7 +255,7 @@ class WorkerSockets(_Sockets):
         head = (PROTOCOL, self._codec.job, *who)
         return Exchange(head, parts, sizes, batch_bytes, self._codec.limits.frame, credit, report, kind)
 
-    def stream(self, server: int) -> Stream | None:
+    def server_stream(self, server: int) -> Stream | None:
         """Return the stream to a server; None where there is none, or a handshake is in progress."""
         client = self._streams.get(server)
         return None if client is None or not self._poller.descriptors else client.stream
@@ -265,7 +267,7 @@ class WorkerSockets(_Sockets):
             self._streams[server].has_lost = False
         return lost
 
-    def expect(self, server: int, rows: ExpectedRows) -> Stream | None:
+    def expect_rows(self, server: int, rows: ExpectedRows) -> Stream | None:
         """Receive rows at their destination; return the stream that does so. None: they are to be copied."""
         client = self._streams.get(server)
         stream = None if client is None else client.stream
@@ -284,7 +286,7 @@ class WorkerSockets(_Sockets):
         found = await_replies(ways, self._poller.descriptors, end, untils)
         if not found:
             return []
-        messages = [(number, _decoded(self._codec, frames, "a server")) for number, frames in found]
+        messages = [(number, _decode_or_refuse(self._codec, frames, "a server")) for number, frames in found]
         for _, message in messages:
             self._count_received(message, STREAM, 0)
         return [(number, message) for number, message in messages if message is not None]
@@ -300,20 +302,20 @@ class WorkerSockets(_Sockets):
             self._poller.forget_wake()
 
 
-class ServerSockets(_Sockets):
+class ServerSockets(_RoleSockets):
     """A server's sockets: one to the scheduler, one to its echo, one for all workers, and their streams."""
 
     def __init__(self, roles: Roles, incarnation: int, streams: bool) -> None:
         super().__init__(roles, roles.job)
         self._streams: ServerStreams | None = None
         self._codec = MessageCodec(roles.job, marks=True)
-        self._echo: Dealer | None = None
+        self._echo: DealerChannel | None = None
         self._name = name = f"{roles.job}/server{roles.rank}/{incarnation:x}"
         try:
-            self._workers = Router(self._context, _server_address(roles, name))
-            self._scheduler = Dealer(self._context, roles.scheduler, _zmq_identity(name))
-            self._poller.add(self._scheduler)
-            if streams and (roles.keys is None or available()):
+            self._workers = RouterChannel(self._context, _server_address(roles, name))
+            self._scheduler = DealerChannel(self._context, roles.scheduler, _zmq_identity(name))
+            self._poller.add_channel(self._scheduler)
+            if streams and (roles.keys is None or available_ciphers()):
                 self._streams = ServerStreams(roles, self._poller)
         except BaseException:
             self.close()
@@ -348,28 +350,28 @@ class ServerSockets(_Sockets):
             self._workers.send(peer, frames)  # type: ignore[arg-type]
         count_values(self._counters, STREAM if by_stream else FRAME, batch.records, True)
 
-    def meet(self, echo: str) -> None:
+    def start_receiving(self, echo: str) -> None:
         """Connect to the scheduler's echo, and receive from workers from now on.
 
         Not earlier: their requests may keep this process busy, and it would send no heartbeats before.
         """
         if self._echo is None:
-            self._echo = _echo(self._context, echo, self._name)
-            self._poller.add(self._echo)
-            self._poller.add(self._workers)
+            self._echo = _connect_echo(self._context, echo, self._name)
+            self._poller.add_channel(self._echo)
+            self._poller.add_channel(self._workers)
 
     def offer_stream(self, peer: Hashable) -> str:
         """Return the offer that a worker needs to open a stream; empty where there are no streams."""
-        return "" if self._streams is None else self._streams.offer(peer)
+        return "" if self._streams is None else self._streams.offer_stream(peer)
 
     @property
-    def job(self) -> int:
+    def job_hash(self) -> int:
         """Hash of the job's name, as in messages."""
         return self._codec.job
 
     def has_stream(self, peer: Hashable) -> bool:
         """Return whether a worker has a stream now."""
-        return self._streams is not None and self._streams.has(peer)
+        return self._streams is not None and self._streams.has_stream(peer)
 
     def link_of(self, peer: Hashable) -> Link | None:
         """Return the link that handles the messages of a worker's stream in C, if there is one."""
@@ -380,10 +382,10 @@ class ServerSockets(_Sockets):
         if self._streams is not None:
             self._streams.set_link(peer, link)
 
-    def forget(self, peer: Hashable) -> None:
+    def forget_worker(self, peer: Hashable) -> None:
         """Close a worker's stream, and refuse new ones from it."""
         if self._streams is not None:
-            self._streams.forget(peer)
+            self._streams.forget_worker(peer)
 
     def close_streams(self) -> None:
         """Close the streams of workers, once all messages are passed to the kernel."""
@@ -401,11 +403,11 @@ class ServerSockets(_Sockets):
             if isinstance(channel, ZmqChannel):
                 yield from self._messages_of(channel)
             elif streams is not None:
-                streams.attend(channel)
+                streams.handle_item(channel)
         if streams is not None:
             streams.close_late()
             for peer, handled, frames in streams.receive(0.0 if ready else timeout):
-                message = _decoded(self._codec, frames, repr(peer))
+                message = _decode_or_refuse(self._codec, frames, repr(peer))
                 if isinstance(message, Batch):
                     message = message._replace(records=message.records[handled:])
                     count_values(self._counters, STREAM, message.records, False)
@@ -426,30 +428,30 @@ class ServerSockets(_Sockets):
         if channel is not self._workers:
             frames = channel.receive()
             name = SCHEDULER if channel is self._scheduler else ECHO
-            return None if frames is None else (name, _decoded(self._codec, frames, "the scheduler"))
+            return None if frames is None else (name, _decode_or_refuse(self._codec, frames, "the scheduler"))
         found = self._workers.receive()
         if found is None:
             return None
         peer, frames = found
-        return peer, _decoded(self._codec, frames, repr(peer))
+        return peer, _decode_or_refuse(self._codec, frames, repr(peer))
 
 
-class SchedulerSockets(_Sockets):
+class SchedulerSockets(_RoleSockets):
     """The scheduler's sockets: one for all processes, `heartbeats` for their echoes, and its own echo."""
 
     def __init__(self, roles: Roles, before: Sequence[str] = ("", "")) -> None:
         # A scheduler without a name for its job gets one with its port; until then no process knows it.
         super().__init__(roles, roles.job or secrets.token_hex(16))
         try:
-            self._all = Router(self._context, _bind_address(roles))
+            self._all = RouterChannel(self._context, _bind_address(roles))
             # The addresses of the previous scheduler, if there was one: processes use them without a message.
             pulse, echo = before
             pulse = pulse or _server_address(roles, roles.scheduler + "/pulse/")
             self.heartbeats = HeartbeatMonitor(self._context, pulse)
             echo = echo or _server_address(roles, roles.scheduler + "/echo/")
             self.echo = SchedulerEcho(self._context, echo).address
-            self._poller.add(self._all)
-            self._poller.add(self.heartbeats.router)
+            self._poller.add_channel(self._all)
+            self._poller.add_channel(self.heartbeats.router)
         except BaseException:
             self.close()
             raise
@@ -474,7 +476,7 @@ class SchedulerSockets(_Sockets):
             found = self._all.receive()
             if found is None:
                 return
-            message = _decoded(self._codec, found[1], repr(found[0]))
+            message = _decode_or_refuse(self._codec, found[1], repr(found[0]))
             if message is not None:
                 yield found[0], message
 
@@ -491,9 +493,9 @@ def _server_address(roles: Roles, name: str) -> str:
     return addresses.tcp(roles.host, roles.port if roles.role == "server" else 0)
 
 
-def _echo(context: Context, address: str, name: str) -> Dealer:
+def _connect_echo(context: ZmqContext, address: str, name: str) -> DealerChannel:
     """Connect to the scheduler's echo. While it is absent, another process at its port may refuse."""
-    return Dealer(context, address, _zmq_identity(f"{name}/echo"), insists=True, watched=True)
+    return DealerChannel(context, address, _zmq_identity(f"{name}/echo"), insists=True, watched=True)
 
 
 def _zmq_identity(name: str) -> bytes:
@@ -505,7 +507,7 @@ def _with_packed_payloads(message: Message) -> Message:
     """Put small payloads of a batch into one frame."""
     if type(message) is not Batch or not message.frames:
         return message
-    frames, places = pack(message.frames)
+    frames, places = pack_payloads(message.frames)
     records = [
         record._replace(frame=places[record.frame][0], offset=places[record.frame][1])
         if record.place == _FRAME
@@ -515,12 +517,12 @@ def _with_packed_payloads(message: Message) -> Message:
     return message._replace(records=records, frames=tuple(frames))
 
 
-def _decoded(codec: MessageCodec, frames: list[Any], peer: str) -> Message | None:
+def _decode_or_refuse(codec: MessageCodec, frames: list[Any], peer: str) -> Message | None:
     """Read a message; a message of another job is dropped, with a line in the log."""
     try:
         return codec.decode(frames)
     except ProtocolError as error:
-        _strangers.note("a message", f"{error}; its sender is {peer[:120]}")
+        _strangers.note_refusal("a message", f"{error}; its sender is {peer[:120]}")
         return None
 
 

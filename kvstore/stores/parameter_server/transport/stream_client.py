@@ -14,7 +14,7 @@ from typing import Any
 from ....observe.native._observe import Counters
 from ....settings import addresses
 from .channel import ChannelPoller
-from .ciphers import SALT_BYTES, StreamHandshake, choose
+from .ciphers import SALT_BYTES, StreamHandshake, choose_cipher
 from .frames import Buffer
 from .native._streams import Frame, Sender, Stream
 from .streams import (
@@ -25,7 +25,7 @@ from .streams import (
     StreamOffer,
     note_altered,
     open_stream,
-    tune,
+    tune_connection,
 )
 
 log = logging.getLogger("kvstore.ps")
@@ -53,8 +53,8 @@ class StreamClient:
         limits_in_flight: bool = False,
     ) -> None:
         self.offer, self._limits_in_flight = offer, limits_in_flight
-        self._offer = StreamOffer.read(offer, encrypted)
-        self._cipher = choose(self._offer.ciphers) if self._offer is not None and encrypted else None
+        self._offer = StreamOffer.parse_text(offer, encrypted)
+        self._cipher = choose_cipher(self._offer.ciphers) if self._offer is not None and encrypted else None
         if encrypted and self._cipher is None:
             self._offer = None
         self._hello = self._answer = b""
@@ -83,7 +83,7 @@ class StreamClient:
     def send(self, frames: list[Buffer]) -> bool:
         """Send a message; False: there is no stream now."""
         if self._stream is None:
-            self.open()
+            self.advance_open()
         if self._stream is None:
             return False
         if self._stream.send(frames):
@@ -107,7 +107,7 @@ class StreamClient:
             self._pause = _AGAIN
         return found
 
-    def finish(self, seconds: float) -> None:
+    def wait_sent(self, seconds: float) -> None:
         """Wait until all messages are passed to the kernel, which sends them even if this process ends."""
         end = time.monotonic() + seconds
         while self._stream is not None and not self._stream.sent and time.monotonic() < end:
@@ -120,7 +120,7 @@ class StreamClient:
 
     def _close_stream(self) -> None:
         if self._stream is not None:
-            self._poller.unwatch(self._stream.fileno())
+            self._poller.unwatch_descriptor(self._stream.fileno())
             self._stream.close()
             self._stream, self.has_lost = None, True
             log.debug("stream closed")
@@ -140,11 +140,11 @@ class StreamClient:
         """Close the connection that is not a stream yet."""
         if self._connecting is not None:
             if self._answers:
-                self._poller.unwatch(self._connecting.fileno())
+                self._poller.unwatch_descriptor(self._connecting.fileno())
             self._connecting.close()
             self._connecting, self._answers = None, False
 
-    def open(self) -> None:
+    def advance_open(self) -> None:
         """Do the next step to open a stream, without blocking: connect, or send the hello once connected."""
         if self._offer is None:
             return
@@ -156,7 +156,7 @@ class StreamClient:
             if now - self._attempted < self._pause:
                 return
             self._attempted, self._pause = now, min(2 * self._pause, _AGAIN_MOST)
-            self._connecting = _connect(self._offer.address)
+            self._connecting = _begin_connect(self._offer.address)
             self._hello = self._new_hello(self._offer)
         if self._connecting is None:
             return
@@ -169,7 +169,7 @@ class StreamClient:
         except OSError:  # also without a descriptor: data is sent over ZeroMQ until there is a stream
             self._close_connecting()
         else:
-            self._poller.watch(self._connecting.fileno(), self)
+            self._poller.watch_descriptor(self._connecting.fileno(), self)
             if self._cipher is None:
                 self._stream = open_stream(
                     self._connecting, sender, None, self._counters, self._limits_in_flight
@@ -218,15 +218,15 @@ class StreamClient:
         log.debug("encrypted stream opened")
 
 
-def _connect(address: str) -> socket.socket | None:
+def _begin_connect(address: str) -> socket.socket | None:
     """Begin to connect; None: it failed at once."""
     try:
-        family, where = _target(address)
+        family, where = _socket_target(address)
         made = socket.socket(family)
     except OSError:
         return None
     try:
-        tune(made, str(where[0]))
+        tune_connection(made, str(where[0]))
         made.connect(where)
     except BlockingIOError:  # in progress
         return made
@@ -236,7 +236,7 @@ def _connect(address: str) -> socket.socket | None:
     return made
 
 
-def _target(address: str) -> tuple[int, Any]:
+def _socket_target(address: str) -> tuple[int, Any]:
     """Return the address family and the address in the form that a socket needs."""
     if address.startswith("ipc://@"):
         return socket.AF_UNIX, "\0" + address.removeprefix("ipc://@")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ....settings import addresses
 from ....settings.ports import bound_in_range
 from ....settings.roles import Roles
-from .ciphers import PROOF_BYTES, SALT_BYTES, SECRET_BYTES, StreamHandshake, available
+from .ciphers import PROOF_BYTES, SALT_BYTES, SECRET_BYTES, StreamHandshake, available_ciphers
 from .native._streams import Cipher
 from .process_limits import DescriptorReserve
 from .refusals import RefusalLog
@@ -31,7 +31,7 @@ from .streams import (
     TOKEN_BYTES,
     StreamOffer,
     stop_pacing,
-    tune,
+    tune_connection,
 )
 
 _STRANGERS = 64  # connections with an incomplete hello
@@ -44,7 +44,7 @@ _refusals = RefusalLog()
 
 
 @dataclass
-class _Unproven:
+class _UnprovenStream:
     """A connection that has sent its hello and has to prove that it knows the secret of its token."""
 
     since: float
@@ -78,7 +78,7 @@ class StreamListener:
             self.address = addresses.tcp(roles.host, self._socket.getsockname()[1])
         self._socket.listen(_BACKLOG)
         self._socket.setblocking(False)
-        self._spare = _spare()
+        self._spare = _open_spare()
         self._reserve = DescriptorReserve()
         self._encrypted = roles.keys is not None
         self._hello_bytes = ENCRYPTED_HELLO_BYTES if self._encrypted else HELLO_BYTES
@@ -86,36 +86,36 @@ class StreamListener:
         self._offers: dict[Hashable, StreamOffer] = {}
         self._left: deque[bytes] = deque(maxlen=_LEFT)
         self._strangers: dict[socket.socket, tuple[float, bytes]] = {}
-        self._unproven: dict[socket.socket, _Unproven] = {}
+        self._unproven: dict[socket.socket, _UnprovenStream] = {}
 
     def fileno(self) -> int:
         """Return the descriptor, which is readable when a connection can be accepted."""
         return self._socket.fileno()
 
-    def offer(self, peer: Hashable) -> str:
+    def offer_stream(self, peer: Hashable) -> str:
         """Return the text that a peer needs to open its stream; it must be sent over ZeroMQ."""
         offer = self._offers.get(peer)
         if offer is None:
             token = secrets.token_bytes(TOKEN_BYTES)
             secret = secrets.token_bytes(SECRET_BYTES) if self._encrypted else b""
             offer = self._offers[peer] = StreamOffer(
-                self.address, token, secret, available() if self._encrypted else ()
+                self.address, token, secret, available_ciphers() if self._encrypted else ()
             )
             self._peers[token] = peer
-        return offer.text()
+        return offer.as_text()
 
-    def withdraw(self, peer: Hashable) -> None:
+    def withdraw_offer(self, peer: Hashable) -> None:
         """Refuse streams of a peer from now on."""
         offer = self._offers.pop(peer, None)
         if offer is not None:
             del self._peers[offer.token]
             self._left.append(offer.token)
 
-    def accept(self) -> list[socket.socket]:
-        """Return new connections, of unknown peers; the caller calls `greet` for them."""
+    def accept_connections(self) -> list[socket.socket]:
+        """Return new connections, of unknown peers; the caller calls `read_handshake` for them."""
         accepted: list[socket.socket] = []
         if self._spare < 0:
-            self._spare = _spare()
+            self._spare = _open_spare()
         while True:
             try:
                 connection, where = self._socket.accept()
@@ -126,14 +126,16 @@ class StreamListener:
                     self._refuse_next(error)
                     return accepted
                 continue
-            self._reserve.count(1)
-            most = _FEW if self._reserve.missing else _STRANGERS
+            self._reserve.note_opened(1)
+            most = _FEW if self._reserve.missing_descriptors else _STRANGERS
             if len(self._strangers) >= most or not _is_own_user(connection):
-                _refusals.note("a connection", "too many have not finished the handshake, or another user's")
+                _refusals.note_refusal(
+                    "a connection", "too many have not finished the handshake, or another user's"
+                )
                 connection.close()
                 continue
             try:
-                tune(connection, str(where[0]) if where else "")
+                tune_connection(connection, str(where[0]) if where else "")
             except OSError:  # already broken
                 connection.close()
                 continue
@@ -154,10 +156,10 @@ class StreamListener:
                 os.close(self._spare)
             with contextlib.suppress(OSError):
                 self._socket.accept()[0].close()
-            self._spare = _spare()
-        _refusals.note("a connection", why)
+            self._spare = _open_spare()
+        _refusals.note_refusal("a connection", why)
 
-    def greet(self, connection: socket.socket) -> tuple[bool, Hashable, Cipher | None]:
+    def read_handshake(self, connection: socket.socket) -> tuple[bool, Hashable, Cipher | None]:
         """Read the handshake of a connection; return whether it has ended, its peer or None, and its cipher.
 
         When it has ended, the connection belongs to the caller.
@@ -193,7 +195,7 @@ class StreamListener:
         peer = self._peers.get(read[len(MAGIC) :]) if read.startswith(MAGIC) and not self._encrypted else None
         # A worker that has ended sends nothing.
         if peer is None and read and read[len(MAGIC) :][:TOKEN_BYTES] not in self._left:
-            _refusals.note("a connection", "its first bytes are not those of a worker of this job")
+            _refusals.note_refusal("a connection", "its first bytes are not those of a worker of this job")
         return True, peer, None
 
     def _may_be_hello(self, read: bytes) -> bool:
@@ -210,7 +212,7 @@ class StreamListener:
         if len(hello) != ENCRYPTED_HELLO_BYTES or not hello.startswith(ENCRYPTED_MAGIC):
             return False
         cipher = hello[len(ENCRYPTED_MAGIC) + TOKEN_BYTES]
-        if token not in self._peers or cipher not in available():
+        if token not in self._peers or cipher not in available_ciphers():
             return False
         if sum(one.token == token for one in self._unproven.values()) >= _UNPROVEN:
             return False
@@ -219,21 +221,21 @@ class StreamListener:
         answer = salt + handshake.server_proof()
         if connection.send(answer) < len(answer):  # so few bytes are sent completely or not at all
             return False
-        self._unproven[connection] = _Unproven(since, token, handshake)
+        self._unproven[connection] = _UnprovenStream(since, token, handshake)
         return True
 
     def _check_proof(
-        self, connection: socket.socket, unproven: _Unproven, proof: bytes
+        self, connection: socket.socket, unproven: _UnprovenStream, proof: bytes
     ) -> tuple[bool, Hashable, Cipher | None]:
         del self._unproven[connection]
         if len(proof) < PROOF_BYTES:  # the worker has ended
             return True, None, None
         if not hmac.compare_digest(proof, unproven.handshake.worker_proof()):
-            _refusals.note("a connection", "it does not prove that it is a worker of this job")
+            _refusals.note_refusal("a connection", "it does not prove that it is a worker of this job")
             return True, None, None
         return True, self._peers.get(unproven.token), unproven.handshake.server_cipher()
 
-    def late(self) -> list[socket.socket]:
+    def pop_late(self) -> list[socket.socket]:
         """Return connections with an overdue handshake; they belong to the caller then."""
         if not self._strangers and not self._unproven:
             return []
@@ -257,7 +259,7 @@ class StreamListener:
             self._spare = -1
 
 
-def _spare() -> int:
+def _open_spare() -> int:
     """Open a spare descriptor, to be closed where no other is left; -1: there is none."""
     try:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

@@ -49,13 +49,13 @@ class StreamOffer:
     secret: bytes = field(default=b"", repr=False)
     ciphers: tuple[int, ...] = ()
 
-    def text(self) -> str:
+    def as_text(self) -> str:
         """Return the offer as text for a message."""
         secret = f"-{self.secret.hex()}-{'.'.join(map(str, self.ciphers))}" if self.ciphers else ""
         return f"{self.address}/{self.token.hex()}{secret}"
 
     @classmethod
-    def read(cls, text: str, encrypted: bool) -> StreamOffer | None:
+    def parse_text(cls, text: str, encrypted: bool) -> StreamOffer | None:
         """Read the text of an offer; None: it is invalid, or not encrypted as required."""
         address, _, rest = text.rpartition("/")
         token, *more = rest.split("-")
@@ -88,10 +88,10 @@ def open_stream(
 def note_altered(error: ConnectionError) -> None:
     """Log that a stream has ended because of the bytes that it received."""
     if isinstance(error, ConnectionAbortedError):
-        _refusals.note("a stream", str(error))
+        _refusals.note_refusal("a stream", str(error))
 
 
-def tune(connection: socket.socket, peer: str = "") -> None:
+def tune_connection(connection: socket.socket, peer: str = "") -> None:
     """Set the options of a connection: small messages are sent at once, and a dead peer is detected.
 
     `peer` is the address of the other end, where there is one.

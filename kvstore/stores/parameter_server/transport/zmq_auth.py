@@ -81,7 +81,7 @@ def use_keys(socket: zmq.Socket[bytes], keys: Keys, server_key: bytes | None = N
         socket.curve_serverkey = server_key
 
 
-def password(job: str) -> bytes:
+def job_password(job: str) -> bytes:
     """Return the password that proves that a process belongs to a job without keys; it hides the name."""
     name = job.encode(errors="surrogatepass")
     return hashlib.blake2b(name, digest_size=32, person=b"kvstore door").hexdigest().encode()
@@ -89,10 +89,10 @@ def password(job: str) -> bytes:
 
 def use_password(socket: zmq.Socket[bytes], job: str) -> None:
     """Have a client send the password of its job."""
-    socket.plain_username, socket.plain_password = b"kvstore", password(job)
+    socket.plain_username, socket.plain_password = b"kvstore", job_password(job)
 
 
-class _Listener:
+class _ListenAddress:
     """An address at which clients connect."""
 
     def __init__(self, address: str) -> None:
@@ -102,7 +102,7 @@ class _Listener:
             self.limited.set()
 
 
-_Listeners = dict[zmq.Socket[bytes], _Listener]
+_Listeners = dict[zmq.Socket[bytes], _ListenAddress]
 
 
 class ZapHandler:
@@ -117,7 +117,7 @@ class ZapHandler:
         self._allowed = frozenset(map(z85.decode, keys.allowed)) if keys else None  # None: by the job's name
         self._refusals = RefusalLog()
         self._connections = NewConnections()
-        self._new: deque[tuple[zmq.Socket[bytes], _Listener]] = deque()
+        self._new: deque[tuple[zmq.Socket[bytes], _ListenAddress]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
         self._eager = 0.0
@@ -125,10 +125,10 @@ class ZapHandler:
         self._zap = context.socket(zmq.REP)
         self._zap.setsockopt(zmq.LINGER, 0)
         self._zap.bind(_ZAP)  # before any client connects: without a handler all would be admitted
-        self._thread = threading.Thread(target=self._run, name="kvstore-door", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name="kvstore-door", daemon=True)
         self._thread.start()
 
-    def watch(self, socket: zmq.Socket[bytes], address: str) -> threading.Event:
+    def watch_clients(self, socket: zmq.Socket[bytes], address: str) -> threading.Event:
         """Check a socket's clients, and log failed handshakes; the socket is to be bound to `address`.
 
         Returns an event that is set soon after the binding, when the kernel knows how many bytes to accept.
@@ -140,7 +140,7 @@ class ZapHandler:
         if self._allowed is None:
             socket.plain_server = True
         events = _FAILED | _STOPPED | (_COME if address.startswith("tcp://") else 0)
-        listener = _Listener(address)
+        listener = _ListenAddress(address)
         self._new.append((send_events(socket, self._context.socket(zmq.PAIR), events), listener))
         os.eventfd_write(self._wake, 1)
         return listener.limited
@@ -152,7 +152,7 @@ class ZapHandler:
         self._thread.join()
         os.close(self._wake)
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
         listeners: _Listeners = {}
         poller = zmq.Poller()
         poller.register(self._wake, zmq.POLLIN)
@@ -165,9 +165,9 @@ class ZapHandler:
                         self._add_listeners(listeners, poller)
                     elif ready is self._zap:
                         self._read_events(listeners, poller)  # the client that asks was accepted earlier
-                        self._answer(self._zap)
+                        self._answer_request(self._zap)
                 self._read_events(listeners, poller)
-                self._connections.check()
+                self._connections.remove_admitted()
                 self._free_descriptors()
         finally:
             self._add_listeners(listeners, poller)
@@ -192,28 +192,30 @@ class ZapHandler:
                     break
                 self._handle_event(event, listener)
 
-    def _handle_event(self, event: Mapping[str, Any], listener: _Listener) -> None:
+    def _handle_event(self, event: Mapping[str, Any], listener: _ListenAddress) -> None:
         match event["event"]:
             case zmq.EVENT_LISTENING:
-                self._connections.listen(event["value"])
+                self._connections.limit_listener(event["value"])
                 listener.limited.set()
             case zmq.EVENT_ACCEPTED:
-                self._connections.add(event["value"], self._allowed is not None)
+                self._connections.limit_connection(event["value"], self._allowed is not None)
                 self._free_descriptors()
             case zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._eager = time.monotonic() + _EAGER
             case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                pass  # `_answer` has logged it
+                pass  # `_answer_request` has logged it
             case _ if not self._was_death(event):
                 # The address of the event has the actual port, where any port was requested.
                 taken = event["endpoint"].decode(errors="replace") or listener.address
-                self._refusals.note(f"a connection to {taken}", self._handshake_advice())
+                self._refusals.note_refusal(f"a connection to {taken}", self._handshake_advice())
 
     def _free_descriptors(self) -> None:
         gone = self._connections.cut_off_oldest()
         if gone:
             why = f"{gone} had not finished the handshake, and few descriptors are left"
-            self._refusals.note("connections", f"{why}; raise the limit (ulimit -n) if the job is so large")
+            self._refusals.note_refusal(
+                "connections", f"{why}; raise the limit (ulimit -n) if the job is so large"
+            )
 
     def _poll_timeout(self) -> int | None:
         """Return milliseconds until the next check of newcomers: sent bytes show that they are admitted."""
@@ -234,10 +236,10 @@ class ZapHandler:
 
     def _is_admitted(self, mechanism: bytes, credentials: list[bytes]) -> bool:
         if self._allowed is None:
-            return mechanism == b"PLAIN" and hmac.compare_digest(credentials[-1], password(self.job))
+            return mechanism == b"PLAIN" and hmac.compare_digest(credentials[-1], job_password(self.job))
         return mechanism == b"CURVE" and len(credentials) == 1 and credentials[0] in self._allowed
 
-    def _answer(self, zap: zmq.Socket[bytes]) -> None:
+    def _answer_request(self, zap: zmq.Socket[bytes]) -> None:
         request = zap.recv_multipart()
         if len(request) < 6 or request[0] != _VERSION:
             zap.send_multipart([_VERSION, request[1] if len(request) > 1 else b"", b"500", b"", b"", b""])
@@ -245,7 +247,7 @@ class ZapHandler:
         _, number, _, address, _, mechanism, *credentials = request
         good = self._is_admitted(mechanism, credentials)
         if not good:
-            self._refusals.note(
+            self._refusals.note_refusal(
                 f"a process at {address.decode(errors='replace') or 'this machine'}",
                 f"its {_credential_text(mechanism, credentials)} is not of this job",
             )
@@ -295,7 +297,7 @@ class HandshakeMonitor:
         events = _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CLOSED
         self.socket: zmq.Socket[bytes] | None = send_events(socket, pair, events)
 
-    def read(self) -> None:
+    def read_events(self) -> None:
         """Read the events; `error` is set if this client is refused."""
         while self.socket is not None:
             try:

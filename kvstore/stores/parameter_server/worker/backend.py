@@ -32,16 +32,16 @@ from ...outs import Later
 from ...protocol import Backend
 from ...protocol import Kind as Storage
 from ..protocol import messages as m
-from ..protocol.messages import Kind
+from ..protocol.messages import RecordKind
 from ..protocol.optimizer_states import join_states, needs_whole_keys
-from .client import Client
+from .client import WorkerClient
 from .gpu_on_demand import GpuOnDemand
 from .initial_values import InitialValues
 from .key_directory import KeyDirectory
 from .operations import Finish
 from .optimizer import WorkerOptimizer
-from .pulls import Pulls, delivering
-from .pushes import Pushes
+from .pulls import PullOperations, deliver_after
+from .pushes import PushOperations
 from .quick_calls import QuickCalls
 from .quick_rows import QuickRowCalls, sole
 from .reads import ConsistentReads
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from ....optimizer.states import Content
 
 
-_CHAINED = {"push": Kind.PUSH, "pushpull": Kind.PUSHPULL}
+_CHAINED = {"push": RecordKind.PUSH, "pushpull": RecordKind.PUSHPULL}
 
 
 class DistBackend(Backend):
@@ -78,7 +78,7 @@ class DistBackend(Backend):
         self.config = config
         self.no_steps = _no_steps(config, self.synchronous)
         host = host_identity() if self.synchronous and config.hierarchy != "flat" else ""
-        client = Client(config, self.synchronous, config.slice_bytes or self.usual_slice_bytes(), host)
+        client = WorkerClient(config, self.synchronous, config.slice_bytes or self.usual_slice_bytes(), host)
         self.rank, self.num_workers, self.local_rank = client.rank, client.size, client.local_rank
         self._client = client
         self._memory = SharedPayloads(client, self.synchronous)
@@ -95,15 +95,17 @@ class DistBackend(Backend):
         client, config = self._client, self.config
         self._keys, self._optimizer = keys, WorkerOptimizer(client)
         self._slices = slices = RequestBuilder(self._memory)
-        self._pushes = Pushes(client, keys, slices, self._optimizer, self._gpus)
+        self._pushes = PushOperations(client, keys, slices, self._optimizer, self._gpus)
         reads = ConsistentReads(client, keys, self._pushes.calls, config.timeout)
-        self._pulls = Pulls(client, keys, self._memory, self._gpus, reads if self.synchronous else None)
+        self._pulls = PullOperations(
+            client, keys, self._memory, self._gpus, reads if self.synchronous else None
+        )
         self._quick = QuickCalls(client, keys, self._pushes, self._pulls, slices, self._memory)
         self._quick_rows = QuickRowCalls(client, keys, self._quick)
         self._values = InitialValues(self._pushes, self._pulls)
 
     @property
-    def client(self) -> Client:
+    def client(self) -> WorkerClient:
         """The connection to servers and scheduler."""
         return self._client
 
@@ -113,12 +115,12 @@ class DistBackend(Backend):
         return self._keys
 
     @property
-    def pushes(self) -> Pushes:
+    def pushes(self) -> PushOperations:
         """Checks, counts and sends pushes."""
         return self._pushes
 
     @property
-    def pulls(self) -> Pulls:
+    def pulls(self) -> PullOperations:
         """Reads values."""
         return self._pulls
 
@@ -130,7 +132,7 @@ class DistBackend(Backend):
 
     def names(self) -> dict[int, str]:
         """Return a name for the key of each slice, with its part where a key is divided."""
-        return self._keys.names()
+        return self._keys.slice_names()
 
     def describe(self) -> str:
         """Return the addresses of servers and scheduler, and whether connections are encrypted."""
@@ -159,15 +161,15 @@ class DistBackend(Backend):
 
     def prepare_step(self) -> None:
         """Have servers store the optimizer's states of one more round, as they do with values."""
-        self._optimizer.keep_states(self._pushes.place)
+        self._optimizer.keep_states(self._pushes.call_place)
 
     def settle_pushes(self) -> None:
         """Wait until the servers have received all pushes."""
-        self._client.settle()
+        self._client.finish_released()
 
     def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
         """Wait for the rounds that this worker has pushed into, and receive."""
-        self._pulls.start(groups, ignore_sparse)()
+        self._pulls.start_pull(groups, ignore_sparse)()
 
     def pushpull(self, groups: list[Group], outs: list[Group] | None, divisor: int = 1) -> None:
         """Push, and receive the results of the rounds."""
@@ -221,8 +223,8 @@ class DistBackend(Backend):
             if callable(quick):
                 return quick
         starts: dict[str, Callable[..., Finish]] = {
-            "push": self._pushes.start,
-            "pull": self._pulls.start,
+            "push": self._pushes.start_push,
+            "pull": self._pulls.start_pull,
             "pushpull": self._start_pushpull,
             "row_sparse_pull": self._pulls.start_rows,
         }
@@ -232,7 +234,7 @@ class DistBackend(Backend):
         self, groups: list[Group], outs: list[Group] | None, divisor: int = 1, priority: int = 0
     ) -> Finish:
         """Send; the returned function receives."""
-        dense, sparse = self._pushes.checked(groups)
+        dense, sparse = self._pushes.check_values(groups)
         targets = dict(groups if outs is None else outs)
         apart = bool(sparse) or set(targets) != {key for key, values in groups if values}
         if divisor > 1 and (apart or self.feedback is not None):  # a codec was set since `can_divide`
@@ -241,15 +243,17 @@ class DistBackend(Backend):
             return self._start_pushpull(quotients, list(targets.items()), 1, priority)
         if apart:
             self._pulls.check_outs(list(targets.items()))
-            self._pushes.start(groups, priority)()
+            self._pushes.start_push(groups, priority)()
             rest = [(key, arrays) for key, arrays in targets.items() if arrays]
-            return self._pulls.start(rest, True, priority)
+            return self._pulls.start_pull(rest, True, priority)
         later = Later()
-        wanted = [(key, values, self._pulls.targets(key, targets[key.key], later)) for key, values in dense]
+        wanted = [
+            (key, values, self._pulls.make_targets(key, targets[key.key], later)) for key, values in dense
+        ]
         later.keep_apart(wanted)
-        fills = [(key, values, self._pulls.fill(key, values, outs)) for key, values, outs in wanted]
+        fills = [(key, values, self._pulls.make_writer(key, values, outs)) for key, values, outs in wanted]
         operation = self._pushes.start_pushpull(fills, priority, divisor)
-        return delivering(partial(self._client.finish, operation, "a pushpull"), later, self._client)
+        return deliver_after(partial(self._client.finish, operation, "a pushpull"), later, self._client)
 
     # ---------------------------------------------------------------------------------------------- updates
 
@@ -268,7 +272,7 @@ class DistBackend(Backend):
         if isinstance(updater, Updater):
             self.set_optimizer(updater.optimizer)
         elif updater is None:
-            self._optimizer.unset(self._pushes.place)
+            self._optimizer.remove_optimizer(self._pushes.call_place)
         else:
             raise CapabilityError(
                 "servers run no functions of workers: set an optimizer; or register a rule of your own by "
@@ -288,37 +292,37 @@ class DistBackend(Backend):
         """Set an optimizer; the first worker's call installs it, and other workers must set the same one."""
         if needs_whole_keys(optimizer):
             self._values.make_whole(optimizer)
-        self._optimizer.install(optimizer, self._pushes.place)
+        self._optimizer.install_optimizer(optimizer, self._pushes.call_place)
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Change settings of the optimizer, from this worker's next push of each key on."""
-        self._optimizer.configure(changes, self._pushes.place)
+        self._optimizer.change_settings(changes, self._pushes.call_place)
 
     def gather_states(self) -> Updater:
         """Fetch the optimizer's states from the servers."""
         assert self.updater is not None
-        keys, states = self._keys.all(), CollectStates()
-        requests = [r for key in keys for r in read_requests(key, Kind.FETCH_STATE, states)]
-        self._pulls.read(requests, "states")()
+        keys, states = self._keys.all_keys(), CollectStates()
+        requests = [r for key in keys for r in read_requests(key, RecordKind.FETCH_STATE, states)]
+        self._pulls.start_read(requests, "states")()
         return join_states([key.entry for key in keys], states.found, self.updater.optimizer)
 
     def adopt_states(self, content: Content) -> None:
         """Set the optimizer's states on all servers; one worker's call is valid for all."""
         self._client.check_writing()
-        keys = self._keys.all()
-        states = self._optimizer.adopt(content, keys, self.key_templates(), self._pushes.place)
+        keys = self._keys.all_keys()
+        states = self._optimizer.load_states(content, keys, self.key_templates(), self._pushes.call_place)
         ordinal = self._optimizer.ordinal
         self._client.perform([r for key in keys for r in state_requests(key, states, ordinal)], "states")
 
     def follow_states(self, content: Content) -> None:
         """Read from the servers the settings and the time that another worker has set."""
-        self._optimizer.adopt(content, [], {}, self._pushes.place)
+        self._optimizer.load_states(content, [], {}, self._pushes.call_place)
 
     # ------------------------------------------------------------------------------------------- inspection
 
     def keys(self) -> list[Key]:
         """Return all keys in the order of their init; of a closed store, the keys that are known here."""
-        return [key.key for key in (self._keys if self._client.closed else self._keys.all())]
+        return [key.key for key in (self._keys if self._client.is_closed else self._keys.all_keys())]
 
     def view(self, key: Key) -> Array | RowSparseArray:
         """Raise: the value is on servers."""
@@ -344,7 +348,7 @@ class DistBackend(Backend):
         found = self._keys.find_or_raise(key)
         if found.sparse:
             raise ArrayError(f"key {key!r} is row-sparse; empty makes dense arrays")
-        return self._memory.empty(found.shape, found.dtype)
+        return self._memory.empty_array(found.shape, found.dtype)
 
     def key_templates(self) -> dict[Key, Array]:
         """Return for each key an array of its shape and type that uses no memory."""
@@ -353,7 +357,7 @@ class DistBackend(Backend):
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
         """Return the bytes of each key on each server; of a table, with all its rows."""
         found = {}
-        for key in self._keys.all():
+        for key in self._keys.all_keys():
             sums: dict[int, int] = {}
             for part in key.parts:
                 sums[part.server] = sums.get(part.server, 0) + key.part_bytes(part)
@@ -391,7 +395,7 @@ class DistBackend(Backend):
 
     def command(self, head: int, body: str) -> None:
         """Send a command to every server, and wait until all have received it."""
-        self._client.request(partial(m.Command, head=head, body=body), f"command {head}")
+        self._client.request_scheduler(partial(m.CommandRequest, head=head, body=body), f"command {head}")
 
     def abandon(self) -> None:
         """Leave the job as a lost worker."""
@@ -434,7 +438,7 @@ class P3Backend(DistBackend):
 
 def _named(sides: KeyDirectory, name_of: Callable[[int], str], slice_: int) -> str:
     """Return the key of a slice, where there are side keys."""
-    return sides.name_of(slice_) if slice_ in sides.homes() else name_of(slice_)
+    return sides.name_of(slice_) if slice_ in sides.keys_by_slice() else name_of(slice_)
 
 
 def _no_steps(config: StoreConfig, synchronous: bool) -> str:

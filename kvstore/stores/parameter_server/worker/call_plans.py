@@ -13,11 +13,11 @@ from ....arrays.grouping import Key
 from ....kernels import cpu
 from ...entry import Array
 from ...key_lists import Columns, KeyLists
-from ..protocol.messages import Kind
+from ..protocol.messages import RecordKind
 from ..protocol.payload_bytes import SHARED_BYTES
 from ..transport.native._streams import Exchange
 from ..transport.shared_buffers import PeerBuffers
-from .client import Client
+from .client import WorkerClient
 from .key_directory import DistKey, KeyDirectory
 
 log = logging.getLogger("kvstore.ps")
@@ -32,7 +32,7 @@ Arrays = tuple[list[Array], bytes]
 class ServerPlan:
     """The slices of a call that one server has."""
 
-    def __init__(self, kind: Kind, server: int, keys: Sequence[DistKey], client: Client) -> None:
+    def __init__(self, kind: RecordKind, server: int, keys: Sequence[DistKey], client: WorkerClient) -> None:
         self.server = server
         own = [(at, part) for at, key in enumerate(keys) for part in key.parts if part.server == server]
         self.slices = [part.id for _, part in own]
@@ -40,7 +40,7 @@ class ServerPlan:
         for at, part in own:
             size = keys[at].dtype.itemsize
             parts.append((part.id, at, part.start * size, (part.stop - part.start) * size))
-        self.exchange: Exchange = client.exchange(server, parts, [key.nbytes for key in keys], kind)
+        self.exchange: Exchange = client.make_exchange(server, parts, [key.nbytes for key in keys], kind)
         self._known: tuple[PeerBuffers | None, int] = (None, 0)
 
     def map(self, memory: PeerBuffers | None) -> None:
@@ -77,7 +77,7 @@ def _starts(sizes: list[int]) -> Iterator[int]:
 class CallPlan(Columns[DistKey]):
     """What calls with the same keys have in common; the keys stand in the order in which they are updated."""
 
-    def __init__(self, kind: Kind, given: Sequence[DistKey], client: Client) -> None:
+    def __init__(self, kind: RecordKind, given: Sequence[DistKey], client: WorkerClient) -> None:
         ranks = [key.key if isinstance(key.key, int) else key.number for key in given]
         super().__init__(given, ranks, [key.like for key in given])
         self.kind, keys = kind, self.keys
@@ -104,7 +104,9 @@ class CallPlan(Columns[DistKey]):
 class CallPlans:
     """The plans of one store for calls of one kind, with dense keys or with tables."""
 
-    def __init__(self, kind: Kind, client: Client, keys: KeyDirectory, tables: bool = False) -> None:
+    def __init__(
+        self, kind: RecordKind, client: WorkerClient, keys: KeyDirectory, tables: bool = False
+    ) -> None:
         self._kind, self._client, self._directory, self._tables = kind, client, keys, tables
         self._single: dict[Key, CallPlan] = {}
         self._lists: KeyLists[CallPlan] = KeyLists()

@@ -24,12 +24,12 @@ from ....observe.native._observe import Counters
 from ....settings.options import StoreConfig
 from ..protocol import events
 from ..protocol import messages as m
-from ..protocol.failures import raised
-from ..protocol.messages import Answer, Control, Failure, Slice
+from ..protocol.failures import as_exception
+from ..protocol.messages import Control, Failure, MemberReply, Slice
 from ..transport.shared_buffers import PeerBuffers, SharedBufferPool
 from ..transport.sockets import WorkerSockets
 from .driver import MachineDriver, ServerMemory
-from .operations import OperationTable, PendingOperation, Request
+from .operations import OperationTable, PartRequest, PendingOperation
 from .process import this_process, worker_roles
 from .state_machine.machine import WorkerMachine
 
@@ -42,7 +42,7 @@ log = logging.getLogger("kvstore.ps")
 _FAREWELL = 5.0  # seconds for the scheduler to receive that this worker leaves
 
 
-class Client:
+class WorkerClient:
     """One store of one worker process; the scheduler divides large keys at `slice_bytes`.
 
     `synchronous`: pushes count in rounds. `host`: this worker's host, where hosts push. Raises ConfigError
@@ -73,7 +73,7 @@ class Client:
         }
         if host:
             options["hierarchy"] = config.hierarchy
-        self._hello = hello = self._process.hello(config.group, options, host)
+        self._hello = hello = self._process.make_hello(config.group, options, host)
         patience = self._process.worker_options(config.credit_bytes, slice_bytes, synchronous)
         self._patience = patience
         self._machine = WorkerMachine(
@@ -85,7 +85,7 @@ class Client:
         self.member = self._machine.member
         self._sockets = WorkerSockets(roles, hello, self._process.echo)
         try:
-            self._sockets.check(hello, "the store's options")
+            self._sockets.check_message(hello, "the store's options")
         except ArgumentError:
             self._sockets.close()
             raise
@@ -93,7 +93,7 @@ class Client:
             self._machine, self._sockets, self._process, self._operations, self._memory, config.timeout
         )
         try:
-            self.driver.step(events.Start())
+            self.driver.step(events.StartEvent())
             self.driver.wait(
                 lambda: self.member.welcome is not None, "the other processes of the job to start"
             )
@@ -103,7 +103,7 @@ class Client:
         welcome = self.member.welcome
         assert welcome is not None
         self.rank, self.size = welcome.rank, welcome.size
-        self.local_rank, self.local_size = self._process.place(self.rank, self.size)
+        self.local_rank, self.local_size = self._process.local_place(self.rank, self.size)
         #: Memory for the sums that this worker pushes for its host; its own pushes then have none.
         self.host_pool: SharedBufferPool | None = None
         if self.member.seats:
@@ -111,7 +111,7 @@ class Client:
         #: Called before this worker leaves as a lost one, and its operations end.
         self.before_leaving: Callable[[], None] = lambda: None
         self.driver.on_half_step = partial(self._leave_interrupted, "counted its requests")
-        self._process.opened(self)
+        self._process.add_store(self)
 
     @property
     def host_job(self) -> tuple[str, str, int]:
@@ -143,7 +143,7 @@ class Client:
     # --------------------------------------------------------------------------------- requests to servers
 
     def submit(
-        self, requests: Sequence[Request], priority: int = 0, taken: Callable[[], None] | None = None
+        self, requests: Sequence[PartRequest], priority: int = 0, taken: Callable[[], None] | None = None
     ) -> PendingOperation:
         """Send requests, as far as the credit allows; later waits send the rest.
 
@@ -156,17 +156,17 @@ class Client:
         operation = PendingOperation(requests)
         parts = [events.SliceRequest(r.server, r.record, r.payload, r.back) for r in requests]
         try:
-            name = self._operations.add(operation)
-            self.driver.step(events.Submit(name, parts, priority), taken)
+            name = self._operations.add_operation(operation)
+            self.driver.step(events.SubmitRequests(name, parts, priority), taken)
         except BaseException as error:
-            if not self.failed and not isinstance(error, KVStoreError):  # it may have been sent
+            if not self.has_failed and not isinstance(error, KVStoreError):  # it may have been sent
                 self.give_up(operation, "a call", error)
-            for one in self._operations.names(operation):  # later replies are not written any more
+            for one in self._operations.open_names(operation):  # later replies are not written any more
                 del self._operations.open[one]
             raise
         return operation
 
-    def _check_sizes(self, requests: Sequence[Request]) -> None:
+    def _check_sizes(self, requests: Sequence[PartRequest]) -> None:
         """Raise CapabilityError for a payload that exceeds a message: it would be repeated for ever."""
         most = self.frame_bytes
         for request in requests:
@@ -201,9 +201,9 @@ class Client:
         if operation.error is not None:
             self._await_report(operation.error)
             failed = self.driver.failure if operation.error.error == ClosedError.__name__ else None
-            raise raised(failed or operation.error)
+            raise as_exception(failed or operation.error)
 
-    def end(self, call: QuickCall, resumes: bool = False) -> None:
+    def finish_call(self, call: QuickCall, resumes: bool = False) -> None:
         """Wait for a call that the driver has begun; otherwise as `finish`."""
         try:
             operation = self.driver.end(call)
@@ -217,7 +217,7 @@ class Client:
 
     def give_up_call(self, call: QuickCall, error: BaseException) -> None:
         """Cancel a call that has been sent, unless none of its arrays are the caller's."""
-        if call.let_go or self.failed:
+        if call.let_go or self.has_failed:
             return
         call.awaited = True  # else the driver would leave the job, with a less precise error
         operation = self.driver.adopted(call)
@@ -235,12 +235,12 @@ class Client:
     def _await_report(self, failure: Failure) -> None:
         """Wait for the scheduler's report of a loss that a server has reported: then reads work again."""
         self._note_told(failure)
-        if failure.role in ("worker", "server") and not self.member.broken:
-            with contextlib.suppress(KVStoreError), self.listening():
-                self.driver.wait(lambda: self.member.broken or self.failed, "the report of a loss")
+        if failure.role in ("worker", "server") and not self.member.is_broken:
+            with contextlib.suppress(KVStoreError), self.watch_scheduler():
+                self.driver.wait(lambda: self.member.is_broken or self.has_failed, "the report of a loss")
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
+    def watch_scheduler(self) -> Iterator[None]:
         """Detect the loss of the scheduler even while this worker has no operation in progress."""
         listener = object()
         self._machine.listeners.add(listener)
@@ -276,35 +276,35 @@ class Client:
         """Leave the job as a lost worker, and inform the scheduler; every later call raises this failure."""
         self.before_leaving()
         failed = self._operations.failed
-        self._send_to_scheduler(partial(m.Leave, lost=True))
+        self._send_to_scheduler(partial(m.LeaveNotice, lost=True))
         self.driver.fail(failure)
         self._operations.failed = failed  # released pushes have ended for this reason, too
 
-    def perform(self, requests: Sequence[Request], what: str) -> None:
+    def perform(self, requests: Sequence[PartRequest], what: str) -> None:
         """Send requests, and wait until all are answered."""
         self.finish(self.submit(requests), what)
 
-    def release(self, operation: PendingOperation) -> None:
-        """Release pushes with payloads that do not change; `settle` waits for all released pushes.
+    def release_operation(self, operation: PendingOperation) -> None:
+        """Release pushes with payloads that do not change; `finish_released` waits for all released pushes.
 
         The next operation raises their error.
         """
-        self._operations.release(operation)
+        self._operations.release_operation(operation)
 
-    def exchange(
-        self, server: int, parts: list[tuple[int, int, int, int]], sizes: list[int], kind: m.Kind
+    def make_exchange(
+        self, server: int, parts: list[tuple[int, int, int, int]], sizes: list[int], kind: m.RecordKind
     ) -> Exchange:
         """Return an `Exchange` for parts of arrays of these sizes with a server."""
         member = self.member.welcome
         assert member is not None
         who = member.store, member.rank, self._hello.incarnation
         patience = self._patience
-        limits = patience.batch_bytes, patience.credit, patience.report
-        made = self._sockets.exchange(who, parts, sizes, *limits, kind)
+        limits = patience.batch_bytes, patience.credit, patience.report_bytes
+        made = self._sockets.make_exchange(who, parts, sizes, *limits, kind)
         made.observe(self.counters, server)
         return made
 
-    def settle(self) -> None:
+    def finish_released(self) -> None:
         """Wait until all released operations are answered; raise their error."""
         self.driver.check_process()  # a fork must not read messages for its parent
         self.driver.end_released()
@@ -318,11 +318,11 @@ class Client:
         failed, self._operations.failed = self._operations.failed, None
         if failed is not None and not (self.told_of_loss and failed.role == "worker"):
             self._await_report(failed)
-            raise raised(failed)
+            raise as_exception(failed)
 
     # ---------------------------------------------------------------------------- requests to the scheduler
 
-    def request(self, make: Callable[..., Control], what: str) -> Answer:
+    def request_scheduler(self, make: Callable[..., Control], what: str) -> MemberReply:
         """Send a request that the scheduler always answers; `make` gets `request` and `store`."""
         answer = self.request_or_none(make, what)
         assert answer is not None
@@ -330,16 +330,16 @@ class Client:
 
     def request_or_none(
         self, make: Callable[..., Control], what: str, until: Callable[[], bool] | None = None
-    ) -> Answer | None:
+    ) -> MemberReply | None:
         """Send a request to the scheduler; `make` gets `request` and `store`. None: `until` was true before.
 
         Raises TimeoutError, the scheduler's error, and ArgumentError for a message that cannot be sent, which
         then has no effect.
         """
         message = make(request=0, store=0)
-        self._sockets.check(message, what)
+        self._sockets.check_message(message, what)
         operation = PendingOperation()
-        name = self._operations.add(operation)
+        name = self._operations.add_operation(operation)
         try:
             self.driver.step(events.SchedulerRequest(name, message))
             self.driver.wait(lambda: operation.done or (until is not None and until()), what)
@@ -349,28 +349,28 @@ class Client:
             return None
         if operation.error is not None:
             self._note_told(operation.error)
-            raise raised(operation.error)
+            raise as_exception(operation.error)
         return operation.answer
 
-    def barrier(self) -> m.Answer:
+    def barrier(self) -> m.MemberReply:
         """Wait until every member that has not joined is here; servers have received their pushes by then.
 
         Returns the newest settings.
         """
-        self.settle()
+        self.finish_released()
         return self.barrier_of_host(self.barriers + 1)
 
-    def barrier_of_host(self, number: int) -> m.Answer:
+    def barrier_of_host(self, number: int) -> m.MemberReply:
         """Wait until all other hosts are here; the workers of this host have met for its barrier `number`."""
-        answer = self.request(partial(m.Barrier, number=number), f"barrier {number}")
+        answer = self.request_scheduler(partial(m.BarrierRequest, number=number), f"barrier {number}")
         self.barriers += 1
         return answer
 
     def join(self) -> None:
         """Inform all that this worker has no more batches."""
         if not self.joined:
-            self.settle()
-            self.request(m.JoinRounds, "the other processes to know that this worker has joined")
+            self.finish_released()
+            self.request_scheduler(m.JoinRequest, "the other processes to know that this worker has joined")
             self.joined = True
 
     def num_lost(self, timeout: float) -> int:
@@ -378,9 +378,11 @@ class Client:
 
         Without the scheduler: the processes that this process knows to be lost.
         """
-        if not self.failed:
+        if not self.has_failed:
             with contextlib.suppress(PeerLostError):
-                return self.request(partial(m.Count, seconds=timeout), "the number of dead processes").count
+                return self.request_scheduler(
+                    partial(m.LostCountRequest, seconds=timeout), "the number of dead processes"
+                ).count
         view = self.member.view
         losses = () if view is None else view.losses
         return len(losses) + (self._machine.failure is not None and not losses)
@@ -388,33 +390,33 @@ class Client:
     # ------------------------------------------------------------------------------------------------ states
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether the store is closed."""
         return self.driver.closed
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether this worker has left the job after an error."""
         return self.driver.failure is not None
 
     @property
     def in_step(self) -> bool:
         """Whether each read follows a push of this worker, in rounds that proceed."""
-        return not (self.joined or self.member.broken or self.member.rejoining)
+        return not (self.joined or self.member.is_broken or self.member.rejoining)
 
     def check_writing(self) -> None:
         """Raise unless this worker may push."""
         self.driver.check_alive()
-        if self.member.broken:
+        if self.member.is_broken:
             raise self.lost_peer()
         if self.joined:
             raise ConfigError(f"worker {self.rank} has joined: it can read, and push no more")
 
     def lost_peer(self, text: str = "") -> KVStoreError:
         """Return the error of a call after a loss; `text` replaces its usual text."""
-        failure = self.member.loss()
+        failure = self.member.loss_failure()
         self._note_told(failure)
-        return raised(msgspec.structs.replace(failure, text=text) if text else failure)
+        return as_exception(msgspec.structs.replace(failure, text=text) if text else failure)
 
     # -------------------------------------------------------------------------------------- memory and rounds
 
@@ -430,33 +432,33 @@ class Client:
 
     def round_of(self, part: Slice, round: int) -> int:
         """Convert a server's round of a slice to this worker's count."""
-        return round - self._machine.base(part.server, part.id)
+        return round - self._machine.base_round(part.server, part.id)
 
-    def complete(self, slices: Iterable[Slice]) -> int:
+    def complete_pushes(self, slices: Iterable[Slice]) -> int:
         """Count the pushes of this worker whose rounds are known to be complete, in all these slices.
 
         Without rounds, the pushes that are answered: the server's count is then of all workers.
         """
-        count = self._machine.complete if self._synchronous else self._machine.answered
+        count = self._machine.complete_pushes if self._synchronous else self._machine.answered_pushes
         return min(count(one.server, one.id) for one in slices)
 
     # ---------------------------------------------------------------------------------------------------- end
 
     def close(self, lost: bool = False, last: bool = False) -> None:
         """Leave the job, as a `lost` worker, or the last of its host. A second call does nothing."""
-        if self.closed or os.getpid() != self._process.pid:
+        if self.is_closed or os.getpid() != self._process.pid:
             return
-        if not self.failed:
+        if not self.has_failed:
             if not lost:
                 try:
-                    self.settle()
+                    self.finish_released()
                 except KVStoreError as error:
                     log.error("worker %d, as its store is closed: %s", self.rank, error)
             with contextlib.suppress(KVStoreError):
                 self.driver.compare_clocks()
-            self._send_to_scheduler(partial(m.Leave, lost=lost, last=last))
+            self._send_to_scheduler(partial(m.LeaveNotice, lost=lost, last=last))
         self.driver.closed = True
-        if not self._process.keeps(self):
+        if not self._process.remove_store(self):
             self.close_sockets()
         else:
             self.driver.close_streams()
@@ -464,17 +466,19 @@ class Client:
     def send_bye(self, lost: bool) -> None:
         """Inform the scheduler that this process ends; for one store, when all are closed."""
         self.driver.closed = False
-        self._send_to_scheduler(lambda store: m.Bye(self._process.name, lost))
+        self._send_to_scheduler(lambda store: m.ProcessEndNotice(self._process.name, lost))
         self.driver.closed = True
         self.close_sockets()
 
     def _send_to_scheduler(self, make: Callable[..., Control]) -> None:
         """Send a message to the scheduler; wait a limited time for its acknowledgement."""
         operation = PendingOperation()
-        name = self._operations.add(operation)
+        name = self._operations.add_operation(operation)
         with contextlib.suppress(KVStoreError):
             self.driver.step(events.SchedulerRequest(name, make(store=0)))
-            patience = max(_FAREWELL, self._process.absence)  # without `Leave` the worker would count as lost
+            patience = max(
+                _FAREWELL, self._process.absence
+            )  # without `LeaveNotice` the worker would count as lost
             end = time.monotonic() + min(patience, self.driver.timeout)
             self.driver.wait(lambda: operation.done or time.monotonic() > end, "the scheduler")
 

@@ -19,7 +19,7 @@ class PushCalls:
     def __init__(self) -> None:
         self._last: dict[Hashable, deque[dict[Any, int]]] = {}
 
-    def note(self, pushes: dict[Any, int]) -> None:
+    def note_call(self, pushes: dict[Any, int]) -> None:
         """Record a call: the number of pushes into each of its keys, its own included."""
         for key in pushes:
             calls = self._last.get(key)
@@ -27,12 +27,12 @@ class PushCalls:
                 calls = self._last[key] = deque(maxlen=_CALLS)
             calls.append(pushes)
 
-    def together(self, keys: Sequence[Any]) -> list[Any]:
+    def pushed_together(self, keys: Sequence[Any]) -> list[Any]:
         """Return these keys, and all that were pushed in the same calls."""
         calls = (call for key in keys for call in self._last.get(key, ()))
         return list(dict.fromkeys([*keys, *(key for call in calls for key in call)]))
 
-    def whole(self, key: Hashable, rounds: Mapping[Any, Sequence[int]]) -> int:
+    def whole_round(self, key: Hashable, rounds: Mapping[Any, Sequence[int]]) -> int:
         """Return the last round of a key that is whole in all keys of its call.
 
         `rounds` are the last rounds of the slices of all those keys, on servers that are not lost.
@@ -46,7 +46,7 @@ class PushCalls:
         return last
 
 
-def behind(rounds: Sequence[int]) -> list[int]:
+def slices_behind(rounds: Sequence[int]) -> list[int]:
     """Return the indexes of slices with a lower round than others."""
     last = max(rounds, default=0)
     return [at for at, round in enumerate(rounds) if round < last]

@@ -25,7 +25,7 @@ from ....observe.native._observe import Counters
 from ....waiting import WaitClock
 from ..protocol import events
 from ..protocol import messages as m
-from ..protocol.failures import raised
+from ..protocol.failures import as_exception
 from ..protocol.messages import Failure
 from ..protocol.view_log import tell_view
 from ..transport.clock_comparison import ClockComparison
@@ -53,7 +53,7 @@ _USUAL = 60e-6  # seconds that this takes for each of its requests, and more
 _COMPARISONS = 8  # of clocks
 _COMPARING = 0.5  # seconds that they may take
 #: What is not done again after an error: the machine repeats the one, and the other is an operation's error.
-_TOLD_ELSEWHERE = (events.Send, events.SliceReceived)
+_TOLD_ELSEWHERE = (events.SendMessage, events.SliceReceived)
 #: What comes with each slice, so that who sleeps need not look.
 _ENDS_NO_WAIT = (events.ReadsCopied, events.RoundsSeen)
 _SOON = 0.001  # seconds for the answer to a push that nobody waits for, when the next one comes
@@ -70,7 +70,7 @@ class ServerMemory:
         """Open the memory that a server has told of, if it has."""
         self._buffers[server] = PeerBuffers.open(handle) if handle and self._enabled else None
 
-    def way(self, server: Hashable, message: m.Attached) -> str:
+    def way(self, server: Hashable, message: m.AttachReply) -> str:
         """Say for the log how data goes to a server, and why."""
         if self._buffers[server] is not None:
             why = "shared memory"
@@ -212,13 +212,13 @@ class MachineDriver:
         self._clocks = ClockComparison()
         self._counters = operations.counters
         self._handlers: dict[type, Callable[[Any], None]] = {
-            events.Done: operations.end,
-            events.Connect: self._connect,
+            events.OperationDone: operations.end_operation,
+            events.ConnectServer: self._connect,
             events.ReadsCopied: self._go_on,
-            m.Met: self._met,
-            events.Failed: self._failed,
-            m.View: self._viewed,
-            m.Welcome: self._viewed,
+            m.HelloReply: self._met,
+            events.ProcessFailed: self._failed,
+            m.ViewNotice: self._viewed,
+            m.WelcomeNotice: self._viewed,
             events.RoundsShrunk: self._warn,
             events.RoundsSeen: lambda action: self._counters.end_rounds(action.rounds),
         }
@@ -231,7 +231,7 @@ class MachineDriver:
         """Raise once this worker has no part in the job any more."""
         self.check_process()
         if self.failure is not None:
-            raise raised(self.failure)
+            raise as_exception(self.failure)
         if self.closed:
             raise ClosedError("this store is closed; create a new one")
 
@@ -260,14 +260,14 @@ class MachineDriver:
         """Drive until it is ready; TimeoutError, after the deadline, says for whom this worker has waited."""
         clock = WaitClock(self.timeout)
         clock.read()
-        me = self._waits.begin()
+        me = self._waits.begin_wait()
         try:
             advance = partial(self._advance, me, ready)
             if not advance():
                 with clock.described_by(partial(self._described, what, operation)):
                     self._wait_on(advance, what, operation, clock)
         finally:
-            self._waits.end(me)
+            self._waits.end_wait(me)
             self._called.send()
             self._counters.leave()
 
@@ -474,7 +474,7 @@ class MachineDriver:
         return self._forgotten(operation)
 
     def _forgotten(self, operation: PendingOperation) -> bool:
-        names = self._operations.names(operation)
+        names = self._operations.open_names(operation)
         for name in names:
             del self._operations.open[name]
         return all(self._machine.keep(name) for name in names)
@@ -486,7 +486,7 @@ class MachineDriver:
 
     def compare_clocks(self) -> None:
         """Compare the clock of this process with the scheduler's, if a timeline is recorded; in some ms."""
-        if not self._clocks.wanted or self.closed or self.failure is not None:
+        if not self._clocks.is_wanted or self.closed or self.failure is not None:
             return
         end, compared = time.monotonic() + _COMPARING, self._clocks.answers + _COMPARISONS
         while (before := self._clocks.answers) < compared and time.monotonic() < end:
@@ -495,7 +495,7 @@ class MachineDriver:
 
     @_in_turn
     def _ask_for_time(self) -> None:
-        self._sockets.send(SCHEDULER, self._clocks.question())
+        self._sockets.send(SCHEDULER, self._clocks.make_question())
 
     def expect(self, rows: Iterable[tuple[int, ExpectedRows]]) -> list[tuple[Stream, ExpectedRows]]:
         """Receive rows from servers where they belong; return what `expect_no_more` takes."""
@@ -504,7 +504,7 @@ class MachineDriver:
 
     @_in_turn
     def _expect(self, rows: Iterable[tuple[int, ExpectedRows]]) -> list[tuple[Stream, ExpectedRows]]:
-        placed = [(self._sockets.expect(server, one), one) for server, one in rows]
+        placed = [(self._sockets.expect_rows(server, one), one) for server, one in rows]
         return [(stream, one) for stream, one in placed if stream is not None]
 
     def expect_no_more(self, placed: list[tuple[Stream, ExpectedRows]]) -> None:
@@ -586,7 +586,7 @@ class MachineDriver:
         if (stopped := self._standstill.stopped_for(now)) is not None:
             self._stood_still(stopped, now)
         lost = self._process.without_scheduler
-        event = events.Tick() if lost is None else events.SchedulerLost(lost)
+        event = events.TickEvent() if lost is None else events.SchedulerLost(lost)
         self._carry_out(self._stepped(event, now))
         return True
 
@@ -627,7 +627,7 @@ class MachineDriver:
         if stopped is not None:
             self._stood_still(stopped, now)
         for server, message in messages:
-            self._carry_out(self._stepped(events.Received(server, message), time.monotonic()))
+            self._carry_out(self._stepped(events.MessageReceived(server, message), time.monotonic()))
         return done
 
     @_in_line
@@ -665,7 +665,7 @@ class MachineDriver:
         if stopped is not None:
             self._stood_still(stopped, time.monotonic())
         for server, message in messages:
-            self._carry_out(self._stepped(events.Received(server, message), time.monotonic()))
+            self._carry_out(self._stepped(events.MessageReceived(server, message), time.monotonic()))
 
     def _adopt(self) -> None:
         """Go on with a call that is not done as with any other operation."""
@@ -688,15 +688,15 @@ class MachineDriver:
 
     def _handle(self, timeout: float) -> None:
         for peer, message in self._sockets.receive(timeout):
-            self._clocks.read(message)
-            if type(message) is m.Attached:
+            self._clocks.read_answer(message)
+            if type(message) is m.AttachReply:
                 self._memory.open(peer, message.memory)
                 self._sockets.open_stream(peer, message.stream)  # type: ignore[arg-type]
                 log.info("data for server %s goes through %s", peer, self._memory.way(peer, message))
             now = time.monotonic()
             if (stopped := self._standstill.stopped_for(now)) is not None:
                 self._stood_still(stopped, now)
-            self._carry_out(self._stepped(events.Received(peer, message), now))
+            self._carry_out(self._stepped(events.MessageReceived(peer, message), now))
         for server in self._sockets.lost_streams():
             self._carry_out(self._stepped(events.StreamLost(server), time.monotonic()))
 
@@ -733,7 +733,7 @@ class MachineDriver:
                 raise
 
     def _carry_out_one(self, action: events.Action) -> None:
-        if type(action) is events.Send:
+        if type(action) is events.SendMessage:
             self._sockets.send(action.peer, action.message)
         elif type(action) is events.SliceReceived:
             retry = self._operations.write_value(action)
@@ -748,7 +748,9 @@ class MachineDriver:
 
     def _retry(self, retry: events.RetrySlice) -> None:
         """Ask for a value once more; the operation is not done yet."""
-        for one in [one for one in self._actions if isinstance(one, events.Done) and one.op == retry.op]:
+        for one in [
+            one for one in self._actions if isinstance(one, events.OperationDone) and one.op == retry.op
+        ]:
             self._actions.remove(one)
             retry = retry._replace(error=one.error)
         # Before pushes that the answer has let go: the server may write the value anew with them.
@@ -758,19 +760,19 @@ class MachineDriver:
         """Send what has waited until values were copied."""
         self._actions.extend(self._stepped(taken, time.monotonic()))
 
-    def _connect(self, action: events.Connect) -> None:
+    def _connect(self, action: events.ConnectServer) -> None:
         log.debug("server %d is at %s", action.server, action.address)
         self._memory.forget(action.server)
-        self._sockets.connect(action.server, action.address)
+        self._sockets.connect_server(action.server, action.address)
 
-    def _met(self, met: m.Met) -> None:
-        self._process.met(met)
+    def _met(self, met: m.HelloReply) -> None:
+        self._process.start_heartbeats(met)
         self._sockets.connect_echo(met.echo)
 
-    def _viewed(self, view: m.View | m.Welcome) -> None:
+    def _viewed(self, view: m.ViewNotice | m.WelcomeNotice) -> None:
         tell_view(self._members, view)
 
-    def _failed(self, action: events.Failed) -> None:
+    def _failed(self, action: events.ProcessFailed) -> None:
         self.failure = action.failure
         if action.failure.role == "scheduler":
             self._process.without_scheduler = action.failure
@@ -788,20 +790,20 @@ class MachineDriver:
     def _inquire(self, operation: PendingOperation | None) -> str:
         """Ask whom an operation waits for, and return for what; the answer comes while it waits on."""
         where = self.where(operation)
-        names: list[Hashable] = self._operations.names(operation)[:1]
+        names: list[Hashable] = self._operations.open_names(operation)[:1]
         waiting = [one for name in names for one in self._machine.pending(name)]
         if waiting:
             server, record = waiting[0]
-            question = self._machine.who(server, record.slice, record.round)
+            question = self._machine.request_missing(server, record.slice, record.round)
         else:
-            question = self._machine.who(None)
+            question = self._machine.request_missing(None)
         self._carry_out([question])
         return where
 
     def where(self, operation: PendingOperation | None) -> str:
         """Name a round for which an operation waits."""
         if operation is not None:
-            for name in self._operations.names(operation):
+            for name in self._operations.open_names(operation):
                 for _, record in self._machine.pending(name):
                     return f" ({self.name_of(record.slice)}, round {record.round})"
         return ""
@@ -827,7 +829,7 @@ class MachineDriver:
         """Say for whom this worker waits."""
         names = self._missing()
         whom = f"; missing: {names}" if names else ""
-        if not self._machine.met:
+        if not self._machine.has_met_scheduler:
             whom = (
                 f"; no scheduler answers at {self._process.roles.scheduler}: start it, or check the address"
             )

@@ -31,16 +31,16 @@ class GpuTransfer:
 
     # ------------------------------------------------------------------------------------ device to host
 
-    def fetched(self, value: Any, what: str) -> Array:
+    def fetch_array(self, value: Any, what: str) -> Array:
         """Copy one array to the host, and wait until it is there."""
         return fetched(self._driver, value, what)
 
-    def total(self, key: DistKey, values: list[Any]) -> Array:
+    def fetch_sum(self, key: DistKey, values: list[Any]) -> Array:
         """Sum values on their device, and copy the sum to the host."""
         what = f"value of key {key.key!r}"
         arrays.check_all_on_devices(values, key.key)
         if len(values) == 1:
-            found = self.fetched(values[0], what)
+            found = self.fetch_array(values[0], what)
             check_dtype(key, found.dtype)
             check_shape(key, found, "value")
             return found
@@ -53,11 +53,11 @@ class GpuTransfer:
 
     # ------------------------------------------------------------------------------------ host to device
 
-    def target(self, key: DistKey, out: Any) -> Callable[[Array], None]:
+    def make_target(self, key: DistKey, out: Any) -> Callable[[Array], None]:
         """Check an out; return a function that copies a host array to it, on the caller's present stream."""
-        return partial(self._send, target(key, out, Streams([out])))
+        return partial(self._send_value, target(key, out, Streams([out])))
 
-    def _send(self, out: Target, value: Array) -> None:
+    def _send_value(self, out: Target, value: Array) -> None:
         view, stream, _ = out
         content = value if value.dtype == view.dtype else value.astype(view.dtype)
         # `put` must wait, because the host's memory is used again.

@@ -17,7 +17,7 @@ class GpuOnDemand:
         self._config = config
         self._transfer: GpuTransfer | None = None
 
-    def get(self) -> GpuTransfer:
+    def get_transfer(self) -> GpuTransfer:
         """Return the transfer, which the first call creates."""
         if self._transfer is None:
             from .gpu import GpuTransfer

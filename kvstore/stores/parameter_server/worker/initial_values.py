@@ -16,19 +16,19 @@ from ....errors import KVStoreError
 from ....optimizer import Optimizer
 from ...entry import Array, check_same, first_value
 from ..protocol import messages as m
-from ..protocol.messages import Kind
+from ..protocol.messages import RecordKind
 from ..protocol.optimizer_states import needs_whole_keys
 from .key_directory import DistKey, spec_of
-from .operations import Request
-from .pulls import Pulls
-from .pushes import Pushes
+from .operations import PartRequest
+from .pulls import PullOperations
+from .pushes import PushOperations
 from .request_builder import PushHeader, slice_requests
 
 
 class InitialValues:
     """Requests the placement of keys on servers, and writes their values."""
 
-    def __init__(self, pushes: Pushes, pulls: Pulls) -> None:
+    def __init__(self, pushes: PushOperations, pulls: PullOperations) -> None:
         self._client, self._keys, self._slices = pushes.client, pushes.keys, pushes.slices
         self._optimizer, self._gpus, self._pulls = pushes.optimizer, pushes.gpus, pulls
 
@@ -58,7 +58,7 @@ class InitialValues:
         self._keys.check_kind(key)
         taken = key in self._keys.initialised
         if len(values) == 1 and not taken and any_on_device(values):
-            values = [self._gpus.get().fetched(values[0], f"value of key {key!r}")]
+            values = [self._gpus.get_transfer().fetch_array(values[0], f"value of key {key!r}")]
         return first_value(key, values, taken)
 
     def _is_here(self, key: Key, value: Array | RowSparseArray) -> bool:
@@ -77,13 +77,15 @@ class InitialValues:
         whole = needs_whole_keys(self._optimizer.optimizer)
         specs = tuple(spec_of(key, value, whole) for key, value in new)
         try:
-            entries = self._client.request(partial(m.CreateKeys, keys=specs), "the placement of keys").entries
+            entries = self._client.request_scheduler(
+                partial(m.CreateKeysRequest, keys=specs), "the placement of keys"
+            ).entries
             made = [DistKey(entry) for entry in entries]
             self._write_first_values(made, dict(new))
         except (KVStoreError, MemoryError) as error:
             self._tell_others(tuple(key for key, _ in new), error)
             raise
-        self._keys.add(made)
+        self._keys.add_keys(made)
 
     def _write_first_values(self, made: list[DistKey], values: dict[Key, Array | RowSparseArray]) -> None:
         for key in made:
@@ -94,7 +96,7 @@ class InitialValues:
         self._client.perform(requests, "the first values of keys")
         if fresh:
             keys = tuple(key.key for key in fresh)
-            self._client.request(partial(m.Ready, keys=keys), "the first values of keys")
+            self._client.request_scheduler(partial(m.KeysReadyRequest, keys=keys), "the first values of keys")
 
     def _tell_others(self, keys: tuple[Key, ...], error: Exception) -> None:
         """Have workers that wait for first values raise this error; a loss they know anyway."""
@@ -102,14 +104,14 @@ class InitialValues:
         rank, why = self._client.rank, str(error) or "it has too little memory"
         text = f"worker {rank} cannot store the first value of {_key_text(keys)}: {why}"
         with suppress(KVStoreError):
-            drop = partial(m.Drop, keys=keys, error=m.Failure(name, text))
-            self._client.request(drop, "an init that has failed")
+            drop = partial(m.DropKeysRequest, keys=keys, error=m.Failure(name, text))
+            self._client.request_scheduler(drop, "an init that has failed")
 
-    def _write_requests(self, key: DistKey, value: Array | RowSparseArray) -> Iterable[Request]:
-        head = PushHeader(Kind.ASSIGN)
+    def _write_requests(self, key: DistKey, value: Array | RowSparseArray) -> Iterable[PartRequest]:
+        head = PushHeader(RecordKind.ASSIGN)
         if isinstance(value, RowSparseArray):
-            return self._slices.rows(key, [value], head)
-        return self._slices.dense(key, [value], head, None)
+            return self._slices.row_requests(key, [value], head)
+        return self._slices.dense_requests(key, [value], head, None)
 
     def make_whole(self, optimizer: Optimizer) -> None:
         """Move each key to one server if its update needs all of it; all workers set this optimizer.
@@ -117,8 +119,8 @@ class InitialValues:
         The lowest rank writes the values there. Workers that have not reached this call yet read the keys in
         their old slices.
         """
-        self._client.settle()
-        keys = self._keys.all()
+        self._client.finish_released()
+        keys = self._keys.all_keys()
         spread = [key for key in keys if key.is_spread and needs_whole_keys(optimizer, key.sparse)]
         if not spread:
             return
@@ -128,11 +130,14 @@ class InitialValues:
             "the lowest rank to set the optimizer, too: its rule needs whole keys, and that worker moves them"
         )
         made = [
-            DistKey(entry) for entry in self._client.request(partial(m.CreateKeys, keys=specs), what).entries
+            DistKey(entry)
+            for entry in self._client.request_scheduler(
+                partial(m.CreateKeysRequest, keys=specs), what
+            ).entries
         ]
         if coming := [key for key in made if not key.entry.ready]:
             self._move_keys(coming)
-        self._keys.add(made)
+        self._keys.add_keys(made)
 
     def _move_keys(self, keys: list[DistKey]) -> None:
         """Write values of keys to their new slices, or report to waiting workers why they stay."""
@@ -146,18 +151,22 @@ class InitialValues:
         except KVStoreError as error:
             failure = m.Failure(type(error).__name__, f"worker {self._client.rank} cannot move keys: {error}")
             with suppress(KVStoreError):
-                self._request_old_slices(names, Kind.UNSEAL)
-                self._client.request(partial(m.Ready, keys=names, error=failure), "keys to stay")
+                self._request_old_slices(names, RecordKind.UNSEAL)
+                self._client.request_scheduler(
+                    partial(m.KeysReadyRequest, keys=names, error=failure), "keys to stay"
+                )
             raise
-        self._client.request(partial(m.Ready, keys=names), "keys to be moved to one server")
+        self._client.request_scheduler(
+            partial(m.KeysReadyRequest, keys=names), "keys to be moved to one server"
+        )
 
     def _read_and_seal(self, names: list[Key]) -> list[Array | RowSparseArray]:
         """Read keys after the rounds that this worker has pushed into, and seal them against pushes."""
         self._pulls.fetch_all(names)  # the rounds are then complete
-        self._request_old_slices(names, Kind.SEAL)
+        self._request_old_slices(names, RecordKind.SEAL)
         return self._pulls.fetch_all(names)
 
-    def _request_old_slices(self, names: Sequence[Key], kind: Kind) -> None:
+    def _request_old_slices(self, names: Sequence[Key], kind: RecordKind) -> None:
         keys = [self._keys.find_or_raise(name) for name in names]
         self._client.perform([r for key in keys for r in slice_requests(key, kind)], "keys to be moved")
 

@@ -16,7 +16,7 @@ from ....settings.definitions import is_side
 from ...entry import Array
 from ..protocol import messages as m
 from ..protocol.messages import KeyEntry, KeySpec, Slice
-from .client import Client
+from .client import WorkerClient
 
 
 class DistKey:
@@ -73,7 +73,7 @@ class DistKey:
 class KeyDirectory:
     """All keys that this worker knows, or all side keys; it asks the scheduler for others."""
 
-    def __init__(self, client: Client, sides: bool = False) -> None:
+    def __init__(self, client: WorkerClient, sides: bool = False) -> None:
         self._client, self._sides = client, sides
         #: Keys by name.
         self.known: dict[Key, DistKey] = {}
@@ -91,8 +91,10 @@ class KeyDirectory:
         known = self.known.get(key)
         if known is None:
             self.check_kind(key)
-            answer = self._client.request(partial(m.Lookup, keys=(key,), wait=False), f"key {key!r}")
-            self.learn(answer.entries)
+            answer = self._client.request_scheduler(
+                partial(m.LookupRequest, keys=(key,), wait=False), f"key {key!r}"
+            )
+            self.add_entries(answer.entries)
             known = self.known.get(key)
         return known
 
@@ -110,36 +112,38 @@ class KeyDirectory:
             pairs.sort(key=lambda pair: pair[0].order)
         return pairs
 
-    def all(self) -> list[DistKey]:
+    def all_keys(self) -> list[DistKey]:
         """Return all keys of the store that are ready, in the order of their init."""
-        answer = self._client.request(partial(m.Lookup, keys=(), wait=False), "the list of keys")
-        self.learn(answer.entries)
+        answer = self._client.request_scheduler(
+            partial(m.LookupRequest, keys=(), wait=False), "the list of keys"
+        )
+        self.add_entries(answer.entries)
         return list(self)
 
     def wait_for(self, keys: tuple[Key, ...]) -> None:
         """Wait until keys are ready, or this worker becomes the initializer."""
         what = f"the init of {keys[0]!r}" if len(keys) == 1 else f"the init of {len(keys)} keys"
-        lookup = partial(m.Lookup, keys=keys)
+        lookup = partial(m.LookupRequest, keys=keys)
         answer = self._client.request_or_none(lookup, what, until=self._client.member.is_initializer)
         if answer is not None:
-            self.learn(answer.entries)
+            self.add_entries(answer.entries)
 
-    def homes(self) -> dict[int, DistKey]:
+    def keys_by_slice(self) -> dict[int, DistKey]:
         """Return the key of each slice."""
         return {part.id: key for key in self for part in key.parts}
 
-    def names(self) -> dict[int, str]:
+    def slice_names(self) -> dict[int, str]:
         """Return a name for each slice: its key, with the number of the part if the key is divided."""
-        return {id_: name for key in self for id_, name in key.entry.names()}
+        return {id_: name for key in self for id_, name in key.entry.slice_names()}
 
     def name_of(self, slice_: int) -> str:
         """Return the key of a slice, for an error."""
-        key = self.homes().get(slice_)
+        key = self.keys_by_slice().get(slice_)
         return "a key" if key is None else f"key {key.key!r}"
 
-    def learn(self, entries: Iterable[KeyEntry]) -> None:
+    def add_entries(self, entries: Iterable[KeyEntry]) -> None:
         """Add keys from the scheduler; known ones stay."""
-        self.add(DistKey(entry) for entry in entries if self._is_new(entry))
+        self.add_keys(DistKey(entry) for entry in entries if self._is_new(entry))
 
     def _is_new(self, entry: KeyEntry) -> bool:
         known = self.known.get(entry.spec.key)
@@ -147,7 +151,7 @@ class KeyDirectory:
             return False
         return known is None or known.parts != entry.slices
 
-    def add(self, keys: Iterable[DistKey]) -> None:
+    def add_keys(self, keys: Iterable[DistKey]) -> None:
         """Add keys that are new, or have moved."""
         for key in keys:
             self.changes += 1

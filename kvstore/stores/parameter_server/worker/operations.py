@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from ....errors import KVStoreError
 from ....observe.counters import MOVING
 from ....observe.native._observe import Counters
-from ..protocol.events import Done, RetrySlice, SliceReceived, SliceRequest
-from ..protocol.messages import Answer, Failure, PayloadLocation, Record
+from ..protocol.events import OperationDone, RetrySlice, SliceReceived, SliceRequest
+from ..protocol.messages import Failure, MemberReply, PayloadLocation, Record
 
 #: Writes the value of one slice: ``take(part, record, frames)``; False: request it again, in a frame.
 Take = Callable[[Any, Record, Sequence[Any]], bool]
@@ -18,7 +18,7 @@ Take = Callable[[Any, Record, Sequence[Any]], bool]
 Finish = Callable[[], None]
 
 
-class Request(NamedTuple):
+class PartRequest(NamedTuple):
     """A request about one slice."""
 
     server: int
@@ -36,13 +36,13 @@ class PendingOperation:
 
     __slots__ = ("answer", "done", "error", "requests", "rounds")
 
-    def __init__(self, requests: Sequence[Request] = ()) -> None:
+    def __init__(self, requests: Sequence[PartRequest] = ()) -> None:
         self.requests = requests
         #: The rounds of received values, by index of the request, as the servers count.
         self.rounds: dict[int, int] = {}
         self.done = False
         self.error: Failure | None = None
-        self.answer: Answer | None = None
+        self.answer: MemberReply | None = None
 
 
 class OperationTable:
@@ -57,17 +57,17 @@ class OperationTable:
         self.failed: Failure | None = None
         self.counters = Counters("", "", 0, 0, shown=False)
 
-    def add(self, operation: PendingOperation) -> int:
+    def add_operation(self, operation: PendingOperation) -> int:
         """Add an operation; return its name."""
         name = next(self._names)
         self.open[name] = operation
         return name
 
-    def names(self, operation: PendingOperation | None) -> list[Hashable]:
+    def open_names(self, operation: PendingOperation | None) -> list[Hashable]:
         """Return the name of an operation, as a list; empty if it is not open."""
         return [name for name, one in self.open.items() if one is operation]
 
-    def release(self, operation: PendingOperation) -> None:
+    def release_operation(self, operation: PendingOperation) -> None:
         """Let no caller wait for an operation; `failed` will have its error."""
         if operation.done:
             self.failed = self.failed or operation.error
@@ -106,7 +106,7 @@ class OperationTable:
         part = SliceRequest(request.server, asked, request.payload, request.back)
         return RetrySlice(action.op, action.index, part)
 
-    def end(self, action: Done) -> None:
+    def end_operation(self, action: OperationDone) -> None:
         """Record that an operation is done."""
         operation = self.open.pop(action.op, None)
         if operation is not None:

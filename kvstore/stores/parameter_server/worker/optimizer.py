@@ -20,7 +20,7 @@ from ....optimizer.update_clock import UpdateClock
 from ...entry import Array
 from ..protocol import messages as m
 from ..protocol.optimizer_states import split_states
-from .client import Client
+from .client import WorkerClient
 from .key_directory import DistKey
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class WorkerOptimizer:
     A change has a place: the number of earlier calls of all workers together.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: WorkerClient) -> None:
         self._client = client
         self.updater: Updater | None = None
         #: The newest settings that this worker knows, sent with every push.
@@ -50,30 +50,30 @@ class WorkerOptimizer:
         """The optimizer with this worker's settings, if there is one."""
         return None if self.updater is None else self.updater.optimizer
 
-    def install(self, optimizer: Optimizer, place: int) -> None:
+    def install_optimizer(self, optimizer: Optimizer, place: int) -> None:
         """Have the servers update, with fresh states; equal calls of other workers change nothing."""
-        answer = self._ask(OPTIMIZER, _described(optimizer), self.ordinal + 1, place)
+        answer = self._request_change(OPTIMIZER, _describe_optimizer(optimizer), self.ordinal + 1, place)
         self.ordinal += 1
-        self._adopt(answer, optimizer)
+        self._use_reply(answer, optimizer)
         self.clock = UpdateClock(optimizer.begin_num_update, epoch=answer.epoch)
 
-    def unset(self, place: int) -> None:
+    def remove_optimizer(self, place: int) -> None:
         """Return to plain sums."""
-        answer = self._ask(NONE, "", self.ordinal + 1, place)
+        answer = self._request_change(NONE, "", self.ordinal + 1, place)
         self.ordinal += 1
-        self.learn(answer.version)
+        self.note_version(answer.version)
         self.updater, self.clock = None, UpdateClock(epoch=answer.epoch)
 
-    def configure(self, changes: Mapping[str, Any], place: int) -> None:
+    def change_settings(self, changes: Mapping[str, Any], place: int) -> None:
         """Change settings, from this worker's next push of each key on.
 
         Once there are states, their structure cannot change.
         """
-        own = self._copy()
+        own = self._copy_optimizer()
         own.configure(**changes)
-        self._adopt(self._ask(CONFIGURE, changes_of(own, changes), self.ordinal, place), own)
+        self._use_reply(self._request_change(CONFIGURE, changes_of(own, changes), self.ordinal, place), own)
 
-    def _copy(self) -> Optimizer:
+    def _copy_optimizer(self) -> Optimizer:
         assert self.updater is not None
         own = Optimizer.from_config(**self.updater.optimizer.describe())
         own._index_update_count, own.num_update = dict(self.clock.counts), self.clock.time
@@ -83,38 +83,38 @@ class WorkerOptimizer:
         """Have the servers store states for one more round, from this worker's next push of each key on."""
         if self._keeps_states or self.updater is None:
             return
-        self.learn(self._ask(STEPS, "", self.ordinal, place).version)
+        self.note_version(self._request_change(STEPS, "", self.ordinal, place).version)
         self._keeps_states = True
 
-    def learn(self, version: int) -> None:
+    def note_version(self, version: int) -> None:
         """Record a version of the settings, which holds from this worker's next push of each key on."""
         self.version = max(self.version, version)
 
-    def learn_all(self, newest: m.Answer) -> None:
+    def learn_all(self, newest: m.MemberReply) -> None:
         """Record the settings that all workers agree on at a barrier."""
-        self.learn(newest.version)
+        self.note_version(newest.version)
         if newest.count == self.ordinal and newest.text:
-            self._use(newest.text)
+            self._use_text(newest.text)
 
-    def _ask(self, kind: str, text: str, ordinal: int, place: int) -> m.Answer:
-        settings = partial(m.Settings, kind=kind, ordinal=ordinal, text=text, place=place)
-        return self._client.request(settings, f"the settings of {kind}")
+    def _request_change(self, kind: str, text: str, ordinal: int, place: int) -> m.MemberReply:
+        settings = partial(m.SettingsRequest, kind=kind, ordinal=ordinal, text=text, place=place)
+        return self._client.request_scheduler(settings, f"the settings of {kind}")
 
-    def _adopt(self, answer: m.Answer, optimizer: Optimizer) -> None:
+    def _use_reply(self, answer: m.MemberReply, optimizer: Optimizer) -> None:
         """Use the settings that hold for all: another worker may have changed more than this worker."""
-        self._use(answer.text or _described(optimizer))
-        self.learn(answer.version)
+        self._use_text(answer.text or _describe_optimizer(optimizer))
+        self.note_version(answer.version)
 
-    def _use(self, text: str) -> None:
+    def _use_text(self, text: str) -> None:
         if self.updater is None or text != self._text:
             self.updater, self._text = Updater(Optimizer.from_config(**json.loads(text))), text
 
-    def adopt(
+    def load_states(
         self, content: Content, keys: Sequence[DistKey], key_templates: Mapping[Key, Array], place: int
     ) -> dict[int, bytes]:
         """Set settings and update counts of a file on the servers; return the states of all slices."""
         assert self.updater is not None
-        loaded = Updater(self._copy())
+        loaded = Updater(self._copy_optimizer())
         loaded.adopt(content, key_templates)
         optimizer = loaded.optimizer
         if type(optimizer) is not type(self.updater.optimizer):
@@ -124,14 +124,14 @@ class WorkerOptimizer:
             )
         if content.optimizer is not None:
             changes = changes_of(optimizer, optimizer.get_config())
-            self._adopt(self._ask(CONFIGURE, changes, self.ordinal, place), optimizer)
-        answer = self._ask(COUNTS, "", self.ordinal, place)
-        self.learn(answer.version)
+            self._use_reply(self._request_change(CONFIGURE, changes, self.ordinal, place), optimizer)
+        answer = self._request_change(COUNTS, "", self.ordinal, place)
+        self.note_version(answer.version)
         self.clock = UpdateClock.of(optimizer, answer.epoch)
         return split_states([key.entry for key in keys], loaded)
 
 
-def _described(optimizer: Optimizer) -> str:
+def _describe_optimizer(optimizer: Optimizer) -> str:
     try:
         return text_of(optimizer)
     except ConfigError as error:

@@ -23,7 +23,7 @@ from ..transport.heartbeat_echoes import HeartbeatResponder
 from .state_machine.options import WorkerOptions
 
 if TYPE_CHECKING:
-    from .client import Client
+    from .client import WorkerClient
     from .driver import MachineDriver
 
 _MOST_BATCH = 1 << 29  # bytes of payloads: a message of a stream has at most 1 GB, with heads and records
@@ -38,19 +38,19 @@ class WorkerProcess:
         self.config = ps_config()
         self._incarnation = secrets.randbits(63)
         self._ordinals: dict[str, itertools.count[int]] = defaultdict(itertools.count)
-        self._open: list[Client] = []
-        self._last: Client | None = None  # closed, but its sockets are open for `Bye`
+        self._open: list[WorkerClient] = []
+        self._last: WorkerClient | None = None  # closed, but its sockets are open for `ProcessEndNotice`
         self._heartbeats: HeartbeatResponder | None = None
         #: The address of the scheduler's echo, once a store knows it.
         self.echo = ""
-        #: Seconds that the scheduler may be absent, as in its `Met`.
+        #: Seconds that the scheduler may be absent, as in its `HelloReply`.
         self.absence = 0.0
         #: The failure of the first store that finds the scheduler lost.
         self.without_scheduler: m.Failure | None = None
 
-    def hello(self, group: str, options: dict[str, Any], host: str) -> m.Hello:
+    def make_hello(self, group: str, options: dict[str, Any], host: str) -> m.HelloRequest:
         """Return the hello of the next store of a group; with a host, where hosts push."""
-        return m.Hello(
+        return m.HelloRequest(
             "worker",
             self.roles.rank,
             self._incarnation,
@@ -76,12 +76,12 @@ class WorkerProcess:
             self.absence, echoes, not synchronous,
         )  # fmt: skip
 
-    def place(self, rank: int, size: int) -> tuple[int, int]:
+    def local_place(self, rank: int, size: int) -> tuple[int, int]:
         """Return rank and size on this machine, as far as the launcher gives them."""
         found = launchers.detect({**process_variables(), "KVSTORE_JOB": self.roles.job or "job"})
         return (rank, size) if found.launcher == "none" else (found.local_rank, found.local_size)
 
-    def met(self, met: m.Met) -> None:
+    def start_heartbeats(self, met: m.HelloReply) -> None:
         """Echo heartbeats of the scheduler, which knows this process now."""
         self.echo, self.absence = met.echo, met.absence
         if self._heartbeats is None:
@@ -95,7 +95,7 @@ class WorkerProcess:
                 "one process: create stores in that process only, or start more workers with `kvstore run -n`"
             )
 
-    def opened(self, client: Client) -> None:
+    def add_store(self, client: WorkerClient) -> None:
         """Add a store that is a member of the job."""
         self._open.append(client)
 
@@ -105,18 +105,18 @@ class WorkerProcess:
             if client.driver is not waiting:
                 client.driver.glance()
 
-    def keeps(self, client: Client) -> bool:
-        """Remove a store that is closed; True: its sockets stay open for `Bye`."""
+    def remove_store(self, client: WorkerClient) -> bool:
+        """Remove a store that is closed; True: its sockets stay open for `ProcessEndNotice`."""
         if client in self._open:
             self._open.remove(client)
-        if client.failed:
+        if client.has_failed:
             return False
         if self._last is not None:
             self._last.close_sockets()
         self._last = client
         return True
 
-    def end(self, failed: bool) -> None:
+    def leave_all(self, failed: bool) -> None:
         """Leave all stores; as a lost process if it has failed, so that the other processes notice."""
         for client in list(self._open):
             client.close(lost=failed)
@@ -159,7 +159,7 @@ def _leave_at_exit() -> None:
     failed = getattr(sys, "last_exc", None) is not None or getattr(sys, "last_value", None) is not None
     for process in list(_processes.values()):
         if process.pid == os.getpid():
-            process.end(failed)
+            process.leave_all(failed)
 
 
 atexit.register(_leave_at_exit)

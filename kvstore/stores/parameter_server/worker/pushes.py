@@ -14,13 +14,13 @@ from ....kernels import cpu
 from ....observe.counters import CONVERTING, MOVING
 from ...entry import Array, dense_source, row_source, sparse_source
 from ...update import check_floating
-from ..protocol.messages import Kind
+from ..protocol.messages import RecordKind
 from ..protocol.payload_bytes import SHARED_BYTES
-from .client import Client
+from .client import WorkerClient
 from .consistent_rounds import PushCalls
 from .gpu_on_demand import GpuOnDemand
 from .key_directory import DistKey, KeyDirectory
-from .operations import Finish, PendingOperation, Request
+from .operations import Finish, PartRequest, PendingOperation
 from .optimizer import WorkerOptimizer
 from .replies import FillOuts
 from .request_builder import PushHeader, RequestBuilder
@@ -33,12 +33,12 @@ SparsePushes = list[tuple[DistKey, list[RowSparseArray]]]
 _OPEN = 2  # incomplete rounds of a key into which a worker may push
 
 
-class Pushes:
+class PushOperations:
     """Checks and sends the pushes of one worker; every push has the optimizer's version."""
 
     def __init__(
         self,
-        client: Client,
+        client: WorkerClient,
         keys: KeyDirectory,
         slices: RequestBuilder,
         optimizer: WorkerOptimizer,
@@ -53,43 +53,43 @@ class Pushes:
         #: Which keys were pushed in one call.
         self.calls = PushCalls()
 
-    def start(self, groups: list[Group], priority: int = 0) -> Finish:
+    def start_push(self, groups: list[Group], priority: int = 0) -> Finish:
         """Send; the returned function waits until it is accepted."""
-        dense, sparse = self.checked(groups)
+        dense, sparse = self.check_values(groups)
         self.client.check_writing()
-        operation = self._send(Kind.PUSH, _without_outs(dense), sparse, priority)
+        operation = self._send_call(RecordKind.PUSH, _without_outs(dense), sparse, priority)
         return partial(self.client.finish, operation, "a push")
 
     def start_plain(self, groups: list[Group]) -> Finish:
         """Send; no caller waits for small pushes, unless the third one into a key has to wait."""
-        dense, sparse = self.checked(groups)
+        dense, sparse = self.check_values(groups)
         self.client.check_writing()
         small = not sparse and sum(key.nbytes for key, _ in dense) < SHARED_BYTES
         if small:  # copied, because the caller does not wait until they are sent
             dense = [(key, [value.copy() for value in values]) for key, values in dense]
-        operation = self._send(Kind.PUSH, _without_outs(dense), sparse)
+        operation = self._send_call(RecordKind.PUSH, _without_outs(dense), sparse)
         if small and self.are_few_open(key for key, _ in dense):
-            self.client.release(operation)
+            self.client.release_operation(operation)
             return _nothing
         return partial(self.client.finish, operation, "a push")
 
     def start_pushpull(
         self, fills: Sequence[DensePart], priority: int = 0, divisor: int = 1
     ) -> PendingOperation:
-        """Send a pushpull of dense keys, as `checked` has returned them; values are divided on servers."""
+        """Send a pushpull of dense keys, as `check_values` returned them; values are divided on servers."""
         self.client.check_writing()
-        return self._send(Kind.PUSHPULL, fills, [], priority, divisor)
+        return self._send_call(RecordKind.PUSHPULL, fills, [], priority, divisor)
 
     def are_few_open(self, keys: Iterable[DistKey]) -> bool:
         """Return whether servers accept these pushes at once, as far as this worker knows."""
-        return all(key.pushes - self.client.complete(key.parts) <= _OPEN for key in keys)
+        return all(key.pushes - self.client.complete_pushes(key.parts) <= _OPEN for key in keys)
 
     @property
-    def place(self) -> int:
+    def call_place(self) -> int:
         """The number of calls of all workers together that this worker has made."""
         return self.made + self.client.barriers
 
-    def stamps(self, keys: Iterable[DistKey]) -> list[int]:
+    def next_stamps(self, keys: Iterable[DistKey]) -> list[int]:
         """Return the stamp of the next push of each key, if they are pushed in one call."""
         return self.optimizer.clock.stamps(key.key for key in keys)
 
@@ -101,12 +101,12 @@ class Pushes:
         """
         keys = [*dense, *rows]
         if not rows or len(keys) == 1:
-            return self.stamps(keys)
+            return self.next_stamps(keys)
         order = sorted(range(len(keys)), key=lambda at: (keys[at].sparse, keys[at].order))
-        stamps = dict(zip(order, self.stamps(keys[at] for at in order), strict=True))
+        stamps = dict(zip(order, self.next_stamps(keys[at] for at in order), strict=True))
         return [stamps[at] for at in range(len(keys))]
 
-    def count(self, keys: Sequence[DistKey]) -> None:
+    def count_push(self, keys: Sequence[DistKey]) -> None:
         """Count a push of keys; when it is sent, or nothing can prevent that any more."""
         if not keys:  # the push was refused
             return
@@ -115,18 +115,18 @@ class Pushes:
             pushes[key.key] = key.pushes = key.pushes + 1
             self.optimizer.clock.count(key.key)
         self.made += 1
-        self.calls.note(pushes)
+        self.calls.note_call(pushes)
 
     def count_one(self, key: DistKey) -> None:
-        """As `count`, of one key alone, in fewer steps: see `KVStore._run_quick`."""
+        """As `count_push`, of one key alone, in fewer steps: see `KVStore._run_quick`."""
         key.pushes += 1
         self.optimizer.clock.count(key.key)
         self.made += 1
-        self.calls.note({key.key: key.pushes})
+        self.calls.note_call({key.key: key.pushes})
 
-    def _send(
+    def _send_call(
         self,
-        kind: Kind,
+        kind: RecordKind,
         dense: Sequence[DensePart],
         sparse: SparsePushes,
         priority: int = 0,
@@ -137,14 +137,14 @@ class Pushes:
         version = self.optimizer.version
         heads = iter([PushHeader(kind, version, stamp) for stamp in self.stamps_of_call(of_arrays, of_rows)])
         then: list[Callable[[], None]] = []
-        requests: list[Request] = []
+        requests: list[PartRequest] = []
         for key, values, outs in dense:
             if self.feedback is None:
-                requests += self.slices.dense(key, values, next(heads), outs, divisor)
+                requests += self.slices.dense_requests(key, values, next(heads), outs, divisor)
             else:
-                requests += self.slices.packed(key, values, next(heads), outs, self.feedback, then)
+                requests += self.slices.packed_requests(key, values, next(heads), outs, self.feedback, then)
         for key, rows in sparse:
-            requests += self.slices.rows(key, rows, next(heads))
+            requests += self.slices.row_requests(key, rows, next(heads))
         return self.client.submit(requests, priority, partial(self._sent, [*of_arrays, *of_rows], then))
 
     def _sent(self, keys: list[DistKey], then: list[Callable[[], None]]) -> None:
@@ -152,11 +152,11 @@ class Pushes:
             with self.client.counters.during(CONVERTING):
                 for pack in then:
                     pack()
-        self.count(keys)
+        self.count_push(keys)
 
     # ----------------------------------------------------------------------------------------------- checks
 
-    def checked(self, groups: list[Group]) -> tuple[DensePushes, SparsePushes]:
+    def check_values(self, groups: list[Group]) -> tuple[DensePushes, SparsePushes]:
         """Check all values of a push, before anything changes."""
         dense: DensePushes = []
         sparse: SparsePushes = []
@@ -171,7 +171,7 @@ class Pushes:
                 dense.append((key, values))
             elif any_on_device(values):
                 with self.client.counters.during(MOVING):
-                    dense.append((key, [self.gpus.get().total(key, values)]))
+                    dense.append((key, [self.gpus.get_transfer().fetch_sum(key, values)]))
             else:
                 dense.append((key, [dense_source(key, value) for value in values]))
         if self.feedback is not None:

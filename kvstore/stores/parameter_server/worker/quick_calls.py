@@ -24,29 +24,29 @@ from ....kernels import cpu
 from ....observe.counters import CONVERTING
 from ...entry import Array
 from ..protocol.events import Action, SliceRequest
-from ..protocol.messages import Kind
+from ..protocol.messages import RecordKind
 from ..protocol.payload_bytes import SHARED_BYTES
 from ..transport.native._streams import Exchange, Stream
 from ..transport.shared_buffers import PeerBuffers
 from ..transport.sockets import Message, WorkerSockets
 from .call_plans import Arrays, CallPlan, CallPlans, PackedValues, ServerPlan
-from .client import Client
+from .client import WorkerClient
 from .key_directory import KeyDirectory
-from .operations import Finish, OperationTable, PendingOperation, Request
-from .pulls import Pulls
-from .pushes import Pushes
+from .operations import Finish, OperationTable, PartRequest, PendingOperation
+from .pulls import PullOperations
+from .pushes import PushOperations
 from .request_builder import PushHeader, RequestBuilder, read_requests
 from .shared_payloads import SharedPayload, SharedPayloads
 from .state_machine.machine import WorkerMachine
 
 _COPIED_BYTES = 512 * 1024  # of a push at most, so that nobody has to wait until servers have taken it in
 _COPIED_KEYS = 8  # to copy more, one by one, takes longer than to wait
-_DENSE = (Kind.PUSHPULL, Kind.PUSH, Kind.PULL)
+_DENSE = (RecordKind.PUSHPULL, RecordKind.PUSH, RecordKind.PULL)
 _WHAT = {
-    Kind.PUSHPULL: "a pushpull",
-    Kind.PUSH: "a push",
-    Kind.PULL: "a pull",
-    Kind.PULL_ROWS: "a row_sparse_pull",
+    RecordKind.PUSHPULL: "a pushpull",
+    RecordKind.PUSH: "a push",
+    RecordKind.PULL: "a pull",
+    RecordKind.PULL_ROWS: "a row_sparse_pull",
 }
 
 
@@ -55,10 +55,10 @@ class QuickCalls:
 
     def __init__(
         self,
-        client: Client,
+        client: WorkerClient,
         keys: KeyDirectory,
-        pushes: Pushes,
-        pulls: Pulls,
+        pushes: PushOperations,
+        pulls: PullOperations,
         slices: RequestBuilder,
         memory: SharedPayloads,
     ) -> None:
@@ -69,7 +69,7 @@ class QuickCalls:
 
     def pushpull(self, names: Any, value: Any, out: Any) -> bool | Finish:
         """Send; what is left to do is to receive. False: nothing has happened."""
-        plan = self._plan(Kind.PUSHPULL, names)
+        plan = self._plan(RecordKind.PUSHPULL, names)
         if plan is None or not self.may_push(plan):
             return False
         many, same = type(names) is list, out is None or out is value
@@ -80,17 +80,17 @@ class QuickCalls:
         return self.begun(QuickCall(self, plan, values, outs))
 
     def start(
-        self, kind: Kind, groups: list[Group], outs: list[Group] | None, priority: int, divisor: int = 1
+        self, kind: RecordKind, groups: list[Group], outs: list[Group] | None, priority: int, divisor: int = 1
     ) -> bool | Finish:
         """As `pushpull` and `push`, behind other calls that were started so; values count divided."""
         names = [key for key, _ in groups]
         plan = self._plan(kind, names)
         if plan is None or not self.may_push(plan) or (divisor > 1 and self.pushes.feedback is not None):
             return False
-        in_place = kind == Kind.PUSHPULL and outs is None
+        in_place = kind == RecordKind.PUSHPULL and outs is None
         values = _sole(plan, names, groups, in_place)
         targets = values if in_place else None if outs is None else _sole(plan, names, outs, True)
-        if values is None or (targets is None and kind == Kind.PUSHPULL):
+        if values is None or (targets is None and kind == RecordKind.PUSHPULL):
             return False
         call = QuickCall(self, plan, values, targets)
         call.chained, call.priority, call.divisor = True, priority, divisor
@@ -98,7 +98,7 @@ class QuickCalls:
 
     def start_sum(self, names: list[Any], value: Any, out: Any, divisor: int) -> Finish | None:
         """Send a sum as `pushpull` does, behind other calls; the result can be called again after Ctrl-C."""
-        plan = self._plan(Kind.PUSHPULL, names)
+        plan = self._plan(RecordKind.PUSHPULL, names)
         if plan is None or not self.may_push(plan) or (divisor > 1 and self.pushes.feedback is not None):
             return None
         same = out is None or out is value
@@ -108,11 +108,11 @@ class QuickCalls:
             return None
         call = QuickCall(self, plan, values, outs)
         call.chained, call.divisor = True, divisor
-        return partial(self._client.end, call, resumes=True) if self.begun(call) else None
+        return partial(self._client.finish_call, call, resumes=True) if self.begun(call) else None
 
     def push(self, names: Any, value: Any) -> bool | Finish:
         """As `pushpull`; True: it keeps nothing of the caller's, and is waited for by nobody."""
-        plan = self._plan(Kind.PUSH, names)
+        plan = self._plan(RecordKind.PUSH, names)
         if plan is None or not self.may_push(plan):
             return False
         values = plan.found(value if type(names) is list else [value], False)
@@ -129,7 +129,7 @@ class QuickCalls:
         Those that are packed are so before the push returns, and large ones are put where servers read them.
         """
         packs = self.pushes.feedback is not None
-        placed = plan.large if plan.large and self.memory.shares and not packs else []
+        placed = plan.large if plan.large and self.memory.shares_memory and not packs else []
         if len(placed) == len(plan.keys):
             return values
         if plan.nbytes > (_COPIED_BYTES if len(plan.keys) <= _COPIED_KEYS else SHARED_BYTES):
@@ -143,13 +143,13 @@ class QuickCalls:
 
     def pull(self, names: Any, out: Any) -> bool | Finish:
         """As `pushpull`."""
-        plan = self._plan(Kind.PULL, names)
+        plan = self._plan(RecordKind.PULL, names)
         outs = None if plan is None else plan.found(out if type(names) is list else [out], True)
         if plan is None or outs is None:
             return False
         return self.begun(QuickCall(self, plan, None, outs))
 
-    def _plan(self, kind: Kind, names: Any) -> CallPlan | None:
+    def _plan(self, kind: RecordKind, names: Any) -> CallPlan | None:
         return None if self._client.joined else self._plans[kind].find(names)
 
     def may_push(self, plan: CallPlan) -> bool:
@@ -170,7 +170,7 @@ class QuickCalls:
             elif call.sent:
                 client.give_up_call(call, error)
             raise
-        return partial(client.end, call) if begun else False
+        return partial(client.finish_call, call) if begun else False
 
     def server_memory(self, server: int) -> PeerBuffers | None:
         """Return the memory of a server's values, if this process can read it."""
@@ -248,7 +248,7 @@ class QuickCall:
         self._codec: tuple[int, float] | None = None
         self._packed: PackedValues | None = None
         self._before: QuickCall | None = None
-        self._shares = kept and bool(plan.large) and calls.memory.shares
+        self._shares = kept and bool(plan.large) and calls.memory.shares_memory
         #: Whether a push has nothing of the caller's, once its values are where servers read them.
         self.kept = kept
         #: Whether it is being counted: an exception now leaves the machine with half of it.
@@ -305,7 +305,7 @@ class QuickCall:
         if self.chained and before is not None and not self._may_follow(before):
             return False
         for plan in self._plan.servers:
-            stream = sockets.stream(plan.server)
+            stream = sockets.server_stream(plan.server)
             if stream is None or (before is not None and before.exchange_with(plan.server) is plan.exchange):
                 return False
             ways.append(ServerWay(plan, stream))
@@ -336,7 +336,7 @@ class QuickCall:
     def _may_begin(self, machine: WorkerMachine) -> bool:
         """Whether nothing is in its way; a server that cannot read this memory may have come meanwhile."""
         allowed = machine.allows_exchange(self._plan.server_numbers)
-        return allowed and (not self._shares or self._calls.memory.shares)
+        return allowed and (not self._shares or self._calls.memory.shares_memory)
 
     def _set(self, ways: list[ServerWay]) -> bool:
         values, outs = self._values, self._outs
@@ -360,7 +360,7 @@ class QuickCall:
         if feedback is not None and self._codec is not None:
             self._pack(ways, self._values[0], feedback, self._codec)
             return
-        if self._plan.large and self._calls.memory.shares:
+        if self._plan.large and self._calls.memory.shares_memory:
             self._share(ways, self._values[0])
         for way in ways if self.divisor > 1 else ():
             way.plan.exchange.divide(self.divisor)
@@ -383,8 +383,8 @@ class QuickCall:
     def _count(self) -> None:
         """Note a push."""
         pushes, keys = self._calls.pushes, self._plan.keys
-        self._stamps, self._version = pushes.stamps(keys), pushes.optimizer.version
-        pushes.count(keys)
+        self._stamps, self._version = pushes.next_stamps(keys), pushes.optimizer.version
+        pushes.count_push(keys)
         self.let_go = self.kept and pushes.are_few_open(keys)
 
     def _share(self, ways: list[ServerWay], values: list[Array]) -> None:
@@ -394,7 +394,7 @@ class QuickCall:
         places: dict[int, tuple[int, int, bool]] = {}
         for at in self._plan.large:
             value = values[at]
-            shared = memory.place(self._plan.keys[at], [value], copies)
+            shared = memory.place_sum(self._plan.keys[at], [value], copies)
             self.kept = self.kept and shared is not None and not shared.own
             if shared is not None:
                 self._shared[at] = shared
@@ -527,7 +527,7 @@ class QuickCall:
             for at, slice_ in enumerate(plan.slices):
                 if came[at] is None:
                     server, record, payload = requests[index[slice_]][:3]
-                    own = way.pushed[at] - machine.base(server, slice_)
+                    own = way.pushed[at] - machine.base_round(server, slice_)
                     record = record._replace(sequence=way.first + at, round=own)
                     parts.append((index[slice_], SliceRequest(server, record, payload)))
             ends[plan.server] = way.first + plan.exchange.sent
@@ -535,26 +535,28 @@ class QuickCall:
         if self._packed is not None:
             self._plan.give_packed()
         operation.done = not parts
-        name = operations.add(operation) if parts else None
+        name = operations.add_operation(operation) if parts else None
         if self.let_go:
-            operations.release(operation)
+            operations.release_operation(operation)
         priority = self.priority if self.chained else None
         return before + (machine.adopt(name, parts, ends, now, priority) if parts else [])
 
-    def _requests(self) -> Iterator[Request]:
+    def _requests(self) -> Iterator[PartRequest]:
         """Make all requests as the usual way has them."""
         slices, pulls = self._calls.slices, self._calls.pulls
         stamps = self._stamps or [self._calls.pushes.optimizer.clock.stamp] * len(self._plan.keys)
         for at, key in enumerate(self._plan.keys):
             values = [] if self._values is None else [self._values[0][at]]
-            take = None if self._outs is None else pulls.fill(key, values, [self._outs[0][at]])
+            take = None if self._outs is None else pulls.make_writer(key, values, [self._outs[0][at]])
             head = PushHeader(self._plan.kind, self._version, stamps[at])
             if self._packed is not None and self._codec is not None:
-                yield from slices.coded(key, self._packed.words[at], head, take, self._codec)
+                yield from slices.coded_requests(key, self._packed.words[at], head, take, self._codec)
             elif values:
-                yield from slices.placed(key, values[0], head, take, self._shared.get(at), self.divisor)
+                yield from slices.placed_requests(
+                    key, values[0], head, take, self._shared.get(at), self.divisor
+                )
             elif take is not None:
-                yield from read_requests(key, Kind.PULL, take)
+                yield from read_requests(key, RecordKind.PULL, take)
 
 
 def _clear(ways: list[ServerWay]) -> None:

@@ -17,13 +17,13 @@ from ....kernels import cpu
 from ....observe.counters import MOVING
 from ...entry import Array
 from ...rows import Ids
-from ..protocol.messages import Kind
+from ..protocol.messages import RecordKind
 from ..protocol.payload_bytes import as_bytes
 from ..transport.frames import MessageLimits
 from .call_plans import CallPlan, CallPlans
-from .client import Client
+from .client import WorkerClient
 from .key_directory import KeyDirectory
-from .operations import Finish, Request
+from .operations import Finish, PartRequest
 from .quick_calls import QuickCall, QuickCalls, ServerWay
 from .replies import CollectRows
 from .request_builder import PushHeader, row_requests, split_rows
@@ -37,10 +37,10 @@ Places = dict[int, tuple[int, int]]
 class QuickRowCalls:
     """Begins the quick calls of one store about rows."""
 
-    def __init__(self, client: Client, keys: KeyDirectory, calls: QuickCalls) -> None:
+    def __init__(self, client: WorkerClient, keys: KeyDirectory, calls: QuickCalls) -> None:
         self._client, self._calls = client, calls
-        self._pushes = CallPlans(Kind.PUSH, client, keys, tables=True)
-        self._pulls = CallPlans(Kind.PULL_ROWS, client, keys, tables=True)
+        self._pushes = CallPlans(RecordKind.PUSH, client, keys, tables=True)
+        self._pulls = CallPlans(RecordKind.PULL_ROWS, client, keys, tables=True)
 
     def push(self, name: Any, value: RowSparseArray) -> bool | Finish:
         """Send; what is left to do is to see it accepted. False: nothing has happened."""
@@ -105,12 +105,12 @@ class QuickRows(QuickCall):
             way.plan.exchange.set_rows(places, self._rows.indices, data)
         return True
 
-    def _requests(self) -> Iterator[Request]:
+    def _requests(self) -> Iterator[PartRequest]:
         key = self._plan.keys[0]
         if self._take is not None:
             return row_requests(key, self._rows.indices, self._take)
-        head = PushHeader(Kind.PUSH, self._version, self._stamps[0])
-        return self._calls.slices.rows(key, [self._rows], head)
+        head = PushHeader(RecordKind.PUSH, self._version, self._stamps[0])
+        return self._calls.slices.row_requests(key, [self._rows], head)
 
 
 def sole(given: Any) -> Any:

@@ -42,7 +42,7 @@ class FillOuts:
             return True
         targets = [flat[part.start : part.stop] for flat in self._flat]
         if record.place == PayloadLocation.SHARED:
-            return self._memory.copy(part.server, record, targets)
+            return self._memory.copy_value(part.server, record, targets)
         if targets:
             value = self._sources(record, frames, part.stop - part.start)
             cpu.reduce([(value, targets[0], targets[1:])])
@@ -51,7 +51,7 @@ class FillOuts:
     def _sources(self, record: Record, frames: Frames, count: int) -> list[Array] | cpu.Coded:
         """Return the sources of the value: itself, or packed parts."""
         if not record.coding:
-            return [elements(frames[record.frame], record.offset, self._key.dtype, count)]
+            return [aligned_elements(frames[record.frame], record.offset, self._key.dtype, count)]
         packed = np.frombuffer(frames[record.frame], np.uint8, record.nbytes, record.offset)
         parts = list(packed.reshape(-1, cpu.encoded_bytes(record.coding, count)))
         return cpu.Coded(record.coding, record.threshold, count, parts, packed=True)
@@ -77,24 +77,24 @@ class CollectRows:
     def __call__(self, part: Slice, record: Record, frames: Frames) -> bool:
         """Write the rows of one slice."""
         ids, data = table_of(self._key, record, frames)
-        rows = self._part(part, len(ids))
+        rows = self._slice_rows(part, len(ids))
         if rows.ctypes.data != data.ctypes.data:
             rows[...] = data
         return True
 
-    def expected(self, part: Slice, n: int) -> ExpectedRows | None:
+    def expected_rows(self, part: Slice, n: int) -> ExpectedRows | None:
         """Return the destination of the rows of one slice; None: they are to be copied."""
-        rows = self._part(part, n)
+        rows = self._slice_rows(part, n)
         if not self._direct or rows.nbytes < SHARED_BYTES:
             return None
-        low = self._first(part)
+        low = self._first_row(part)
         return ExpectedRows(part.id, self.ids[low : low + n], as_bytes(rows))
 
-    def _part(self, part: Slice, n: int) -> Array:
-        low = self._first(part)
+    def _slice_rows(self, part: Slice, n: int) -> Array:
+        low = self._first_row(part)
         return self.rows[low : low + n]
 
-    def _first(self, part: Slice) -> int:
+    def _first_row(self, part: Slice) -> int:
         """Return where the rows of a slice begin."""
         return int(np.searchsorted(self.ids, part.start)) if part.start else 0
 
@@ -151,7 +151,7 @@ class CollectStates:
         return True
 
 
-def elements(buffer: Any, offset: int, dtype: np.dtype[Any], count: int) -> Array:
+def aligned_elements(buffer: Any, offset: int, dtype: np.dtype[Any], count: int) -> Array:
     """View a payload as aligned elements; a copy if it is not aligned."""
     array = np.frombuffer(buffer, np.uint8, count * dtype.itemsize, offset)
     if array.ctypes.data % dtype.itemsize:
@@ -161,12 +161,12 @@ def elements(buffer: Any, offset: int, dtype: np.dtype[Any], count: int) -> Arra
 
 def table_of(key: DistKey, record: Record, frames: Frames) -> tuple[Ids, Array]:
     """View a payload as ids and rows, which lie in one frame, or in two."""
-    ids = elements(frames[record.frame], record.offset, np.dtype(np.int64), record.rows)
+    ids = aligned_elements(frames[record.frame], record.offset, np.dtype(np.int64), record.rows)
     count = record.rows * key.row_size
     behind = record.offset + record.rows * 8
     together = memoryview(frames[record.frame]).nbytes >= record.offset + record.nbytes
     frame, offset = (record.frame, behind) if together else (record.frame + 1, 0)
-    data = elements(frames[frame], offset, key.dtype, count) if count else np.empty(0, key.dtype)
+    data = aligned_elements(frames[frame], offset, key.dtype, count) if count else np.empty(0, key.dtype)
     return ids, data.reshape(record.rows, *key.shape[1:])
 
 

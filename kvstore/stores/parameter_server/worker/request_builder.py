@@ -16,10 +16,10 @@ from ....observe.counters import CONVERTING, SUMMING
 from ...entry import Array
 from ...rows import merged
 from ...update import summands
-from ..protocol.messages import IN_PLACE, PACKED, Kind, PayloadLocation, Record, Slice
+from ..protocol.messages import IN_PLACE, PACKED, PayloadLocation, Record, RecordKind, Slice
 from ..protocol.payload_bytes import as_bytes
 from .key_directory import DistKey
-from .operations import Request, Take
+from .operations import PartRequest, Take
 from .replies import FillOuts
 from .shared_payloads import SharedPayload, SharedPayloads
 
@@ -27,7 +27,7 @@ from .shared_payloads import SharedPayload, SharedPayloads
 class PushHeader(NamedTuple):
     """The common fields of all records of one push."""
 
-    kind: Kind
+    kind: RecordKind
     version: int = 0
     clock: int = 0
 
@@ -38,15 +38,15 @@ class RequestBuilder:
     def __init__(self, memory: SharedPayloads) -> None:
         self._memory = memory
 
-    def dense(
+    def dense_requests(
         self, key: DistKey, values: list[Array], head: PushHeader, take: FillOuts | None, divisor: int = 1
-    ) -> Iterator[Request]:
+    ) -> Iterator[PartRequest]:
         """Send the sum of values, which servers divide; values must not change until all is answered."""
-        shared = self._memory.put(key, values, head.kind != Kind.ASSIGN)
-        value = values[0] if shared is not None else self._summed(key, values)
-        yield from self.placed(key, value, head, take, shared, divisor)
+        shared = self._memory.put_sum(key, values, head.kind != RecordKind.ASSIGN)
+        value = values[0] if shared is not None else self._sum_values(key, values)
+        yield from self.placed_requests(key, value, head, take, shared, divisor)
 
-    def _summed(self, key: DistKey, values: list[Array]) -> Array:
+    def _sum_values(self, key: DistKey, values: list[Array]) -> Array:
         """Return the sum of values; a single value itself."""
         if len(values) == 1:
             return values[0]
@@ -55,7 +55,7 @@ class RequestBuilder:
             cpu.reduce([(values, total, [])])
         return total
 
-    def placed(
+    def placed_requests(
         self,
         key: DistKey,
         value: Array,
@@ -63,13 +63,13 @@ class RequestBuilder:
         take: FillOuts | None,
         shared: SharedPayload | None,
         divisor: int = 1,
-    ) -> Iterator[Request]:
+    ) -> Iterator[PartRequest]:
         """Push a value, in shared memory or in frames; it must not change until all is answered."""
         data = as_bytes(value) if shared is None else None
         coding = (cpu.DIVIDED, float(divisor)) if divisor > 1 else (0, 0.0)
-        return self._cut(key, data, key.dtype.itemsize * 8, head, take, shared, *coding)
+        return self._cut_payload(key, data, key.dtype.itemsize * 8, head, take, shared, *coding)
 
-    def packed(
+    def packed_requests(
         self,
         key: DistKey,
         values: list[Array],
@@ -77,7 +77,7 @@ class RequestBuilder:
         take: FillOuts | None,
         feedback: Feedback,
         then: list[Callable[[], None]],
-    ) -> Iterator[Request]:
+    ) -> Iterator[PartRequest]:
         """Send the sum of values as the codec packs it; a codec without kernels packs and unpacks it here.
 
         Functions that change residuals are added to `then`, to be called just before the requests are sent.
@@ -89,21 +89,23 @@ class RequestBuilder:
                 restored = summands(pushed)
                 assert isinstance(restored, list)
             then.append(pushed.keep)
-            yield from self.dense(key, restored, head, take)
+            yield from self.dense_requests(key, restored, head, take)
             return
         feedback.prepare(key.key, key.shape)
         words = np.empty(cpu.encoded_bytes(compiled[0], key.size), np.uint8)
         then.append(partial(feedback.pack, key.key, values, words))
-        yield from self.coded(key, words, head, take, compiled)
+        yield from self.coded_requests(key, words, head, take, compiled)
 
-    def coded(
+    def coded_requests(
         self, key: DistKey, words: Array, head: PushHeader, take: FillOuts | None, codec: tuple[int, float]
-    ) -> Iterator[Request]:
+    ) -> Iterator[PartRequest]:
         """Push bytes that a compiled codec has packed; they must not change until all is answered."""
         code, threshold = codec
-        return self._cut(key, as_bytes(words), cpu.coding_bits(code), head, take, None, code, threshold)
+        return self._cut_payload(
+            key, as_bytes(words), cpu.coding_bits(code), head, take, None, code, threshold
+        )
 
-    def _cut(
+    def _cut_payload(
         self,
         key: DistKey,
         data: memoryview | None,
@@ -113,12 +115,12 @@ class RequestBuilder:
         shared: SharedPayload | None,
         coding: int = 0,
         threshold: float = 0.0,
-    ) -> Iterator[Request]:
+    ) -> Iterator[PartRequest]:
         """Cut a payload, of `bits` bits an element, at the key's slices, in frames or in shared memory."""
         nbytes = key.nbytes if data is None else len(data)
         last = len(key.parts) - 1
         lease = None if shared is None else shared.lease
-        flag = _flag(take, shared, coding)
+        flag = _reply_flags(take, shared, coding)
         for index, part in enumerate(key.parts):
             start = part.start * bits // 8
             stop = nbytes if index == last else part.stop * bits // 8
@@ -131,11 +133,11 @@ class RequestBuilder:
             )  # fmt: skip
             payload = (lease,) if data is None else (data[start:stop],)
             back = 0 if take is None else (part.stop - part.start) * key.dtype.itemsize
-            yield Request(part.server, record, payload, take, part, back)
+            yield PartRequest(part.server, record, payload, take, part, back)
 
-    def rows(
+    def row_requests(
         self, key: DistKey, values: Sequence[RowSparseArray], head: PushHeader, take: FillOuts | None = None
-    ) -> Iterator[Request]:
+    ) -> Iterator[PartRequest]:
         """Send the sum of row-sparse values; every slice gets a request, even without rows."""
         with self._memory.counters.during(SUMMING):
             total = values[0] if len(values) == 1 else merged(list(values))
@@ -147,10 +149,10 @@ class RequestBuilder:
                 rows=high - low, place=PayloadLocation.FRAME, nbytes=nbytes,
             )  # fmt: skip
             payload = (as_bytes(ids[low:high]), as_bytes(data[low:high]))
-            yield Request(part.server, record, payload, take, part)
+            yield PartRequest(part.server, record, payload, take, part)
 
 
-def _flag(take: FillOuts | None, shared: SharedPayload | None, coding: int) -> int:
+def _reply_flags(take: FillOuts | None, shared: SharedPayload | None, coding: int) -> int:
     """Return the flags of a push: the kinds of reply that it allows."""
     if take is None:
         return 0
@@ -180,35 +182,35 @@ def split_rows(key: DistKey, ids: Array) -> Iterator[tuple[Slice, int, int]]:
         low = high
 
 
-def read_requests(key: DistKey, kind: Kind, take: Take) -> Iterator[Request]:
+def read_requests(key: DistKey, kind: RecordKind, take: Take) -> Iterator[PartRequest]:
     """Read every slice of a key, its value or its state, after the rounds that were pushed into."""
     flags = PACKED if isinstance(take, FillOuts) else 0
     for part in key.parts:
         back = (part.stop - part.start) * (key.row_size if key.sparse else 1) * key.dtype.itemsize
-        yield Request(part.server, Record(kind, part.id, 0, flags=flags), (), take, part, back)
+        yield PartRequest(part.server, Record(kind, part.id, 0, flags=flags), (), take, part, back)
 
 
-def slice_requests(key: DistKey, kind: Kind) -> Iterator[Request]:
+def slice_requests(key: DistKey, kind: RecordKind) -> Iterator[PartRequest]:
     """Send every slice of a key a request without payload."""
-    return (Request(part.server, Record(kind, part.id, 0), (), None, part) for part in key.parts)
+    return (PartRequest(part.server, Record(kind, part.id, 0), (), None, part) for part in key.parts)
 
 
-def state_requests(key: DistKey, states: Mapping[int, bytes], ordinal: int) -> Iterator[Request]:
+def state_requests(key: DistKey, states: Mapping[int, bytes], ordinal: int) -> Iterator[PartRequest]:
     """Write states of the optimizer with this ordinal to the slices of a key."""
     for part in key.parts:
         state = states[part.id]
-        sent = Record(Kind.PUT_STATE, part.id, 0, version=ordinal)
+        sent = Record(RecordKind.PUT_STATE, part.id, 0, version=ordinal)
         record = sent._replace(place=PayloadLocation.FRAME, nbytes=len(state))
-        yield Request(part.server, record, (state,), None, part)
+        yield PartRequest(part.server, record, (state,), None, part)
 
 
-def row_requests(key: DistKey, ids: Array, take: Take) -> Iterator[Request]:
+def row_requests(key: DistKey, ids: Array, take: Take) -> Iterator[PartRequest]:
     """Read rows by their sorted ids; slices without any of them get no request."""
     for part, low, high in split_rows(key, ids):
         if high > low:
             record = Record(
-                Kind.PULL_ROWS, part.id, 0,
+                RecordKind.PULL_ROWS, part.id, 0,
                 rows=high - low, place=PayloadLocation.FRAME, nbytes=(high - low) * 8,
             )  # fmt: skip
             back = (high - low) * key.row_size * key.dtype.itemsize
-            yield Request(part.server, record, (as_bytes(ids[low:high]),), take, part, back)
+            yield PartRequest(part.server, record, (as_bytes(ids[low:high]),), take, part, back)

@@ -23,12 +23,16 @@ from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.protocol.messages import Batch, PayloadLocation, Record
 from kvstore.stores.parameter_server.server import loop as server_loop
 from kvstore.stores.parameter_server.transport import ciphers
-from kvstore.stores.parameter_server.transport.frames import MessageCodec, pack
+from kvstore.stores.parameter_server.transport.frames import MessageCodec, pack_payloads
 from kvstore.stores.parameter_server.transport.native._streams import Cipher, Sender, Stream, StreamSet
-from kvstore.stores.parameter_server.transport.shared_buffers import Block, PeerBuffers, SharedBufferPool
-from kvstore.stores.parameter_server.transport.sockets import _decoded, _with_packed_payloads
+from kvstore.stores.parameter_server.transport.shared_buffers import (
+    PeerBuffers,
+    SharedBlock,
+    SharedBufferPool,
+)
+from kvstore.stores.parameter_server.transport.sockets import _decode_or_refuse, _with_packed_payloads
 
-K, P = m.Kind, PayloadLocation
+K, P = m.RecordKind, PayloadLocation
 LIMIT = 1 << 26
 JOB = "job"
 KEYS = bytes(range(32)), bytes(range(32, 64))  # for the data that a server sends, and receives
@@ -42,7 +46,7 @@ class Sockets:
 
     def __init__(self, roles: Roles, incarnation: int, streams: bool) -> None:
         self.codec = MessageCodec(roles.job, marks=True)
-        self.job, self.address = self.codec.job, "tcp://127.0.0.1:1"
+        self.job_hash, self.address = self.codec.job, "tcp://127.0.0.1:1"
         self.sender, self.all = Sender(), StreamSet()
         self.streams: dict[Hashable, Stream] = {}
         self.known: dict[Hashable, Link] = {}
@@ -58,13 +62,13 @@ class Sockets:
         for one in (ours, theirs):
             one.setblocking(False)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        self.forget(peer)
+        self.forget_worker(peer)
         self.streams[peer] = stream = self.stream(ours, KEYS)
         self.all.add(stream)
         return theirs
 
     def stream(self, end: socket.socket, keys: tuple[bytes, bytes]) -> Stream:
-        cipher = Cipher(ciphers._aeads()[self.cipher], *keys) if self.cipher else None
+        cipher = Cipher(ciphers._find_aeads()[self.cipher], *keys) if self.cipher else None
         return Stream(self.sender, end.detach(), LIMIT, cipher)
 
     def send(self, peer: Hashable, message: Any) -> None:
@@ -80,12 +84,12 @@ class Sockets:
         for stream in self.all.serve(0):
             try:
                 for handled, frames in stream.take_messages():
-                    message = _decoded(self.codec, frames, "a test")
+                    message = _decode_or_refuse(self.codec, frames, "a test")
                     if isinstance(message, Batch):
                         self.seen += len(message.records) - handled
                         yield peers[stream], message._replace(records=message.records[handled:])
             except ConnectionError:  # noqa: PERF203
-                self.forget(peers[stream])
+                self.forget_worker(peers[stream])
 
     def has_stream(self, peer: Hashable) -> bool:
         return peer in self.streams
@@ -98,7 +102,7 @@ class Sockets:
             self.streams[peer].set_link(link)
             self.known[peer] = link
 
-    def forget(self, peer: Hashable) -> None:
+    def forget_worker(self, peer: Hashable) -> None:
         stream = self.streams.pop(peer, None)
         self.known.pop(peer, None)
         if stream is not None:
@@ -108,12 +112,12 @@ class Sockets:
     def offer_stream(self, peer: Hashable) -> str:
         return ""
 
-    def meet(self, echo: str) -> None:
+    def start_receiving(self, echo: str) -> None:
         raise AssertionError("there is no scheduler")
 
     def close(self) -> None:
         for peer in list(self.streams):
-            self.forget(peer)
+            self.forget_worker(peer)
         self.all.close()
         self.sender.close()
 
@@ -131,7 +135,7 @@ class Worker:
         self.server, self.rank, self.incarnation = server, rank, incarnation
         self.pool = SharedBufferPool()
         self.memory: PeerBuffers | None = None
-        self.blocks: dict[int, Block] = {}
+        self.blocks: dict[int, SharedBlock] = {}
         self.answers: dict[int, list[Answer]] = {}
         self.reported = self.packed = 0
         self.stream: Stream | None = None
@@ -151,7 +155,7 @@ class Worker:
 
     def attach(self, epoch: int, host: str = "") -> None:
         handle = self.pool.handle()
-        attach = m.Attach(0, self.rank, self.incarnation, epoch, JOB, memory=handle, host=host)
+        attach = m.AttachRequest(0, self.rank, self.incarnation, epoch, JOB, memory=handle, host=host)
         self.server.sockets.inbox.append((self.peer, attach))
         self.server.pump()
 
@@ -177,7 +181,7 @@ class Worker:
         if record.place == P.SHARED:
             assert self.memory is not None
             out = np.empty(record.nbytes, np.uint8)
-            same = self.memory.copy(record.frame, record.offset, record.nbytes, record.flags, out)
+            same = self.memory.copy_block(record.frame, record.offset, record.nbytes, record.flags, out)
             return out.tobytes() if same else None  # overwritten by now: a worker asks again
         block = self.blocks.get(record.sequence) if record.flags == m.IN_PLACE else None
         return block.array.tobytes() if block is not None else b""
@@ -225,7 +229,7 @@ class Server:
         self.letters = self.epoch = self.installs = 0
         self.workers: dict[int, Worker] = {}
         self.shapes: list[tuple[int, str]] = []
-        self.tell(m.Welcome(-1, 0, 1, 0, (), ()))
+        self.tell(m.WelcomeNotice(-1, 0, 1, 0, (), ()))
 
     def tell(self, body: Any) -> None:
         """Say something as the scheduler."""
@@ -238,7 +242,7 @@ class Server:
     ) -> None:
         """Send settings that hold from a version on; or a command, if it is of that kind."""
         self.installs += 1
-        self.tell(m.Install(0, self.installs, kind, text, since=version, ordinal=ordinal, epoch=epoch))
+        self.tell(m.InstallRequest(0, self.installs, kind, text, since=version, ordinal=ordinal, epoch=epoch))
 
     def define(self, shapes: list[tuple[int, str]]) -> None:
         self.shapes = shapes
@@ -246,13 +250,13 @@ class Server:
             m.KeyEntry(m.KeySpec(str(i), (n,), dtype), i, (m.Slice(i, 0, 0, n),), False)
             for i, (n, dtype) in enumerate(shapes)
         ]
-        self.tell(m.Slices(0, tuple(entries)))
+        self.tell(m.SlicesNotice(0, tuple(entries)))
 
     def view(self, **more: Any) -> None:
         self.epoch += 1
         members = tuple(m.Member(one.rank, one.incarnation) for one in self.workers.values())
         more = {"resting": (), "losses": (), "servers": (), "mode": self.mode, **more}
-        self.tell(m.View(0, self.epoch, members, **more))
+        self.tell(m.ViewNotice(0, self.epoch, members, **more))
 
     def start(self, workers: int) -> None:
         for rank in range(workers):
@@ -278,7 +282,7 @@ class Server:
         for peer, message in self.sockets.told:
             if peer == worker.peer and isinstance(message, Batch):
                 worker.take(message)
-            elif peer == worker.peer and isinstance(message, m.Attached) and message.memory:
+            elif peer == worker.peer and isinstance(message, m.AttachReply) and message.memory:
                 worker.memory = PeerBuffers.open(message.memory)
         self.sockets.told = [one for one in self.sockets.told if one[0] != worker.peer]
         count = 0
@@ -294,7 +298,7 @@ class Server:
     def send(self, rank: int, records: list[Record], payloads: list[Any], **head: Any) -> None:
         """Send a batch; a record's `frame` is the number of its payload."""
         worker = self.workers[rank]
-        frames, places = pack(payloads) if payloads else ([], [])
+        frames, places = pack_payloads(payloads) if payloads else ([], [])
         moved = [
             one._replace(frame=places[one.frame][0], offset=places[one.frame][1])
             if one.place == P.FRAME and one.frame < len(places)
@@ -315,22 +319,22 @@ class Server:
     def values(self) -> dict[int, tuple[int, bytes]]:
         """Round and value of each slice that is ready."""
         store = self.loop._machine._stores[0]
-        shard = self.loop._storage.shard(0)
+        shard = self.loop._storage.store_shard(0)
         ready = {i: one for i, one in store.requests.slices.items() if one.ready}
-        return {i: (one.round, shard.read(i).tobytes()) for i, one in sorted(ready.items())}
+        return {i: (one.round, shard.read_value(i).tobytes()) for i, one in sorted(ready.items())}
 
     def states(self) -> dict[int, bytes]:
         """State of the optimizer of each slice that is ready; b"" without one."""
-        shard = self.loop._storage.shard(0)
+        shard = self.loop._storage.store_shard(0)
         return {i: shard.fetch_state(i) for i in self.values()}
 
     def capture(self) -> list[int]:
         """Note a snapshot, and do not write it; return the slices that have changed."""
-        shard = self.loop._storage.shard(0)
+        shard = self.loop._storage.store_shard(0)
         shard._slices.note_changed()
         changed = sorted(shard._slices.changed)
-        if self.loop._machine.quiet():
-            self.loop._storage.save(self.loop._machine.snapshot())
+        if self.loop._machine.is_quiet():
+            self.loop._storage.capture_stores(self.loop._machine.snapshot_state())
         return changed
 
     def close(self) -> None:
@@ -358,26 +362,26 @@ class TableServer(Server):
                 slices.insert(0, m.Slice(100 + i, 1, 0, start))
             spec = m.KeySpec(str(i), (n, *rest), dtype, sparse=True)
             entries.append(m.KeyEntry(spec, slices[0].id, tuple(slices), False))
-        self.tell(m.Slices(0, tuple(entries)))
+        self.tell(m.SlicesNotice(0, tuple(entries)))
 
     def values(self) -> dict[int, Any]:
         store = self.loop._machine._stores[0]
-        shard = self.loop._storage.shard(0)
+        shard = self.loop._storage.store_shard(0)
         ready = {i: one for i, one in store.requests.slices.items() if one.ready}
-        rows = {i: [a.tobytes() for a in shard.rows(i)] for i in ready}
+        rows = {i: [a.tobytes() for a in shard.read_rows(i)] for i in ready}
         return {i: (one.round, rows[i]) for i, one in sorted(ready.items())}
 
     def past(self) -> dict[int, Any]:
         """The content of each table before its last round, all of it and some rows."""
         found: dict[int, Any] = {}
-        shard = self.loop._storage.shard(0)
+        shard = self.loop._storage.store_shard(0)
         for i, (round, _) in self.values().items():
             n, start = TABLES[i][:2]
             if not round:
                 continue
             try:
                 some = np.arange(start, n, 3)
-                both = [*shard.past(i, round - 1), *shard.past(i, round - 1, some)]
+                both = [*shard.past_value(i, round - 1), *shard.past_value(i, round - 1, some)]
                 found[i] = [array.tobytes() for array in both]
             except KVStoreError as error:
                 found[i] = str(error)

@@ -94,9 +94,9 @@ def after(round_: int) -> list[Answer]:
 @pytest.fixture(params=["one thread", "two threads", "encrypted"])
 def job(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     encrypted = request.param == "encrypted"
-    if encrypted and not ciphers.available():
+    if encrypted and not ciphers.available_ciphers():
         pytest.skip("this process has no cipher")
-    made = Job(monkeypatch, request.param != "one thread", ciphers.available()[0] if encrypted else 0)
+    made = Job(monkeypatch, request.param != "one thread", ciphers.available_ciphers()[0] if encrypted else 0)
     for number in range(1, 10):  # of which the first one shows the table, and the second thread gets streams
         made.round(number, 0, 1, 2)
     made.server.pump()

@@ -330,7 +330,7 @@ class Program:
             },
             "values": server.values(),
             "states": {i: unpacked(data) for i, data in server.states().items()},
-            "versions": server.loop._storage.shard(0).rounds.versions,
+            "versions": server.loop._storage.store_shard(0).rounds.versions,
             "received": {rank: server.session(rank).received for rank in server.workers},
             "low": {rank: (server.session(rank).low, server.session(rank).above) for rank in server.workers},
             "changed": self.changed,
@@ -885,13 +885,13 @@ LARGE = 9000  # elements of a slice, whose value is sent alone
 
 def number_of_applies(server: Server, patch: pytest.MonkeyPatch) -> list[int]:
     """A list of one number, which counts how often Python sums or updates from now on."""
-    count, apply = [0], server.loop._storage.apply
+    count, apply = [0], server.loop._storage.apply_rounds
 
     def counted(action: Any) -> Any:
         count[0] += 1
         return apply(action)
 
-    patch.setattr(server.loop._storage, "apply", counted)
+    patch.setattr(server.loop._storage, "apply_rounds", counted)
     return count
 
 
@@ -995,7 +995,7 @@ def test_settings_that_change_hold_from_their_round_on(monkeypatch: pytest.Monke
                 server.send(rank, [record], [full(round_)])
                 server.pump()
         found.append((server.values(), {i: unpacked(one) for i, one in server.states().items()}))
-        assert server.loop._storage.shard(0).rounds.versions == {0: 2}
+        assert server.loop._storage.store_shard(0).rounds.versions == {0: 2}
         server.close()
     assert found[0] == found[1]
 
@@ -1046,7 +1046,7 @@ def test_a_snapshot_has_what_was_updated_without_python(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     server = started(monkeypatch, True, "sgd", {"momentum": 0.9})
-    shard = server.loop._storage.shard(0)
+    shard = server.loop._storage.store_shard(0)
     shard.capture(tmp_path, {})()
     for round_ in range(2, 5):
         for rank in range(2):
@@ -1054,7 +1054,7 @@ def test_a_snapshot_has_what_was_updated_without_python(
             server.pump()
     shard.capture(tmp_path, {})()
     restored, _ = StoreShard.restore(tmp_path)
-    assert restored.read(0).tobytes() == shard.read(0).tobytes()
+    assert restored.read_value(0).tobytes() == shard.read_value(0).tobytes()
     assert unpacked(restored.fetch_state(0)) == unpacked(shard.fetch_state(0))
     assert unpacked(shard.fetch_state(0))[1] == {"0": 4}
     assert restored.rounds.versions == shard.rounds.versions
@@ -1071,9 +1071,9 @@ def test_the_value_before_a_round_without_python_is_kept(
         for rank in range(2):
             server.send(rank, [pushed(round_ + 1 - rank, round_, 1)], [full(round_)])
             server.pump()
-        assert server.loop._storage.shard(0).past(0, round_ - 1).tobytes() == before
+        assert server.loop._storage.store_shard(0).past_value(0, round_ - 1).tobytes() == before
         with pytest.raises(KVStoreError, match="not kept"):
-            server.loop._storage.shard(0).past(0, round_ - 2)
+            server.loop._storage.store_shard(0).past_value(0, round_ - 2)
     server.close()
 
 
@@ -1087,7 +1087,9 @@ def test_a_slice_of_any_number_can_be_named(server: Server, number: int) -> None
     server.send(1, [Record(K.PULL, number, 3)], [])
     server.pump()
     server.tell(
-        m.Slices(0, (m.KeyEntry(m.KeySpec("far", (8,), "float32"), 9, (m.Slice(number, 0, 0, 8),), False),))
+        m.SlicesNotice(
+            0, (m.KeyEntry(m.KeySpec("far", (8,), "float32"), 9, (m.Slice(number, 0, 0, 8),), False),)
+        )
     )
     server.send(1, [Record(K.PULL, number, 4)], [])
     server.pump()
@@ -1146,7 +1148,7 @@ def test_a_slice_is_forgotten_with_parts_and_waiting_requests(server: Server) ->
     assert [found[0].kind for found in server.workers[1].answers.values()] == [K.DONE, K.FAILED]
     kinds = {sequence: found[0].kind for sequence, found in server.workers[0].answers.items()}
     assert kinds == {1: K.DONE, 2: K.DONE, 3: K.DONE, 4: K.FAILED, 5: K.FAILED}
-    server.tell(m.Install(0, 0, "drop", ""))
+    server.tell(m.InstallRequest(0, 0, "drop", ""))
     server.send(0, [push(6, 1)], [ones(2)])
     server.pump()
 

@@ -23,13 +23,13 @@ from kvstore.stores.parameter_server.native._native import (
 from kvstore.stores.parameter_server.protocol.messages import (
     PROBE,
     Batch,
-    Kind,
     PayloadLocation,
     Record,
+    RecordKind,
 )
 from kvstore.stores.parameter_server.server.slice_rounds import SliceActivity
 
-K = Kind
+K = RecordKind
 ROUND = SliceActivity.ROUND
 
 
@@ -43,7 +43,7 @@ class Server:
         self.effects, self.members = Effects(), Members()
         self.members.set(range(workers), True)
 
-    def ask(self, rank: int, kind: Kind, round_: int = 0, **more: Any) -> list[Record]:
+    def ask(self, rank: int, kind: RecordKind, round_: int = 0, **more: Any) -> list[Record]:
         """Send one request; return the requests that are left to Python."""
         place = PayloadLocation.FRAME if kind in (K.PUSH, K.PUSHPULL) else PayloadLocation.NONE
         record = Record(kind, **{"slice": 5, "sequence": self.sessions[rank].low + 1, **more})
@@ -51,7 +51,7 @@ class Server:
         batch = Batch(0, rank, 100 + rank, 1, [record], (f"{rank}:{round_}",))
         return take_usual(self.effects, self.members, self.sessions[rank], {5: self.slice}, batch)
 
-    def told(self) -> list[tuple[int, Kind, int]]:
+    def told(self) -> list[tuple[int, RecordKind, int]]:
         """Rank, kind and round of all answers."""
         return [
             (reply.batch.rank, kind, round_)
@@ -143,7 +143,7 @@ def test_what_needs_more_is_left_to_python_and_changes_nothing(change: Any) -> N
         (K.PULL, 0, {"slice": 6}),
     ],
 )
-def test_other_requests_are_left_to_python(kind: Kind, round_: int, more: dict[str, int]) -> None:
+def test_other_requests_are_left_to_python(kind: RecordKind, round_: int, more: dict[str, int]) -> None:
     server = Server()
     assert len(server.ask(0, kind, round_, **more)) == 1
     assert (server.told(), server.jobs(), server.sessions[0].low) == ([], [], 0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import kvstore.stores.parameter_server.native as native
 from kvstore.stores.parameter_server.native._native import Effects, Session
 from kvstore.stores.parameter_server.protocol import messages as m
-from kvstore.stores.parameter_server.protocol.messages import SPAN, Kind, PayloadLocation, Record
+from kvstore.stores.parameter_server.protocol.messages import SPAN, PayloadLocation, Record, RecordKind
 from kvstore.stores.parameter_server.server.slice_rounds import OPEN, SliceActivity
 
 SOURCES = "".join(path.read_text() for path in sorted(Path(native.__file__).parent.glob("*.h")))
@@ -105,11 +105,11 @@ def test_an_answer_ends_a_wait_and_nothing_else() -> None:
     worker, effects = session(), Effects()
     for number in (1, 2):
         worker.wait(number)
-    effects.answer(worker, Kind.DONE, Record(Kind.PUSH, 7, 1), 3)
+    effects.answer(worker, RecordKind.DONE, Record(RecordKind.PUSH, 7, 1), 3)
     assert [worker.waits(number) for number in (1, 2)] == [False, True]
     (reply,) = effects.replies()
     assert [(kind, record.slice, record.sequence, round) for kind, record, round, _ in reply.answers] == [
-        (Kind.DONE, 7, 1, 3)
+        (RecordKind.DONE, 7, 1, 3)
     ]
     assert effects.replies() == []
 
@@ -117,7 +117,7 @@ def test_an_answer_ends_a_wait_and_nothing_else() -> None:
 def test_a_process_that_is_gone_gets_no_message() -> None:
     worker, effects = session(), Effects()
     worker.gone = True
-    effects.answer(worker, Kind.DONE, Record(Kind.PUSH, 7, 1), 3)
+    effects.answer(worker, RecordKind.DONE, Record(RecordKind.PUSH, 7, 1), 3)
     assert effects.replies() == []
 
 
@@ -125,7 +125,9 @@ def test_a_session_lives_until_it_is_answered() -> None:
     effects = Effects()
     worker = session()
     worker.peer = "here"
-    effects.answer(worker, Kind.FAILED, Record(Kind.PULL, 7, 1), 3, m.Failure("KVStoreError", "why"))
+    effects.answer(
+        worker, RecordKind.FAILED, Record(RecordKind.PULL, 7, 1), 3, m.Failure("KVStoreError", "why")
+    )
     del worker
     (reply,) = effects.replies()
     assert reply.peer == "here"
@@ -134,12 +136,18 @@ def test_a_session_lives_until_it_is_answered() -> None:
 
 @pytest.mark.parametrize(
     "record",
-    [(), ("push",), Record(Kind.PUSH, -1, 1), Record(Kind.PUSH, 2**32, 1), Record(Kind.PUSH, 0, 2**64)],
+    [
+        (),
+        ("push",),
+        Record(RecordKind.PUSH, -1, 1),
+        Record(RecordKind.PUSH, 2**32, 1),
+        Record(RecordKind.PUSH, 0, 2**64),
+    ],
 )
 def test_what_is_not_a_record_changes_nothing(record: Record) -> None:
     effects = Effects()
     with pytest.raises((TypeError, OverflowError)):
-        effects.answer(session(), Kind.DONE, record, 0)
+        effects.answer(session(), RecordKind.DONE, record, 0)
     assert effects.replies() == []
 
 
@@ -157,7 +165,7 @@ def number_of(name: str) -> int:
 
 
 def test_numbers_of_c_are_those_of_the_protocol() -> None:
-    kinds = {name: Kind[name] for name in Kind.__members__ if f"KP_{name}" in SOURCES}
+    kinds = {name: RecordKind[name] for name in RecordKind.__members__ if f"KP_{name}" in SOURCES}
     assert len(kinds) > 10
     for name, kind in kinds.items():
         assert number_of(f"KP_{name}") == kind

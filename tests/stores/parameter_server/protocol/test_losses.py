@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.stores.parameter_server.protocol.losses import lost
+from kvstore.stores.parameter_server.protocol.losses import loss_failure
 from kvstore.stores.parameter_server.protocol.messages import Loss
 
 WORKER, SERVER, OTHER = Loss("worker", 1, 6.0), Loss("server", 0, 6.0), Loss("server", 1, 6.0)
@@ -26,11 +26,11 @@ NONE = "; start the job again, from what was saved last"
     ],
 )
 def test_what_can_still_be_read(losses: list[Loss], servers: int, says: str) -> None:
-    failure = lost(losses, servers)
+    failure = loss_failure(losses, servers)
     assert says in failure.text
     assert (OTHERS in failure.text) == (says == OTHERS)
     assert (failure.role, failure.rank) == (losses[0].role, losses[0].rank)
 
 
 def test_no_process_is_known_to_be_lost() -> None:
-    assert lost(()).text == "a process of the job is lost"
+    assert loss_failure(()).text == "a process of the job is lost"

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.stores.parameter_server.protocol.messages import Pong, ReliableMessage
+from kvstore.stores.parameter_server.protocol.messages import PingReply, ReliableMessage
 from kvstore.stores.parameter_server.protocol.reliable_link import ReliableLink
 
 
@@ -18,7 +18,7 @@ def test_once_and_in_order(seed: int, count: int) -> None:
     wire = [(there, here.write(number, 0.0)) for number in range(count)]
     come: list[int] = []
     now = 0
-    while here.acknowledged < count:
+    while here.last_acknowledged < count:
         now += 1
         rng.shuffle(wire)
         coming, wire = wire, []
@@ -28,15 +28,15 @@ def test_once_and_in_order(seed: int, count: int) -> None:
             pending = link.pending_ack()
             if pending is not None:
                 wire.append((here if link is there else there, pending))
-        wire += [(there, message) for message in here.again(now)]
+        wire += [(there, message) for message in here.overdue_messages(now)]
     assert come == list(range(count))
 
 
 def test_a_letter_aside_is_handled_at_once_and_never_again() -> None:
     link = ReliableLink(1.0)
-    assert link.read(ReliableMessage(0, 0, Pong(1)), 0.0) == [Pong(1)]
+    assert link.read(ReliableMessage(0, 0, PingReply(1)), 0.0) == [PingReply(1)]
     assert link.pending_ack() is None
-    assert link.again(10.0) == []
+    assert link.overdue_messages(10.0) == []
 
 
 def test_early_letters_wait_for_their_turn() -> None:
@@ -59,18 +59,18 @@ def test_what_is_far_ahead_is_not_kept() -> None:
 def test_letters_are_sent_again_after_a_while_and_not_before() -> None:
     link = ReliableLink(1.0)
     first = link.write("a", 0.0)
-    assert link.again(0.9) == []
-    assert link.again(1.0) == [first]
-    assert link.again(1.5) == []
+    assert link.overdue_messages(0.9) == []
+    assert link.overdue_messages(1.0) == [first]
+    assert link.overdue_messages(1.5) == []
     link.read(ReliableMessage(0, 1, None), 1.6)
-    assert link.again(9.0) == []
+    assert link.overdue_messages(9.0) == []
 
 
 def test_a_slow_peer_is_not_flooded_with_repetitions() -> None:
     link = ReliableLink(1.0)
     link.write("a", 0.0)
-    times = [now for now in range(100) if link.again(float(now))]
+    times = [now for now in range(100) if link.overdue_messages(float(now))]
     assert times == [1, 3, 7, 15, 23, 31, 39, 47, 55, 63, 71, 79, 87, 95]
     link.read(ReliableMessage(0, 1, None), 100.0)
     second = link.write("b", 100.0)
-    assert link.again(101.0) == [second]
+    assert link.overdue_messages(101.0) == [second]

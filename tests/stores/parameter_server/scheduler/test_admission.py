@@ -15,7 +15,7 @@ def test_ranks_are_given_from_the_lowest() -> None:
     job = Job(3)
     for name in "abc":
         job.worker(-1, name)
-    assert [job.last(name, m.Welcome).rank for name in "abc"] == [0, 1, 2]
+    assert [job.last(name, m.WelcomeNotice).rank for name in "abc"] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_strangers_are_refused(more: dict[str, Any], error: str, text: str) -> N
     job = Job()
     job.worker(0)
     job.worker(1, **more)
-    refused = job.last("w1", m.Refused)
+    refused = job.last("w1", m.RefusalNotice)
     assert refused.error == error
     assert text in refused.text
 
@@ -38,18 +38,18 @@ def test_strangers_are_refused(more: dict[str, Any], error: str, text: str) -> N
 def test_a_rank_out_of_range_is_refused() -> None:
     job = Job()
     job.worker(7)
-    assert job.last("w7", m.Refused).error == "ConfigError"
-    assert "worker 7" in job.last("w7", m.Refused).text
+    assert job.last("w7", m.RefusalNotice).error == "ConfigError"
+    assert "worker 7" in job.last("w7", m.RefusalNotice).text
 
 
 def test_a_rank_that_a_living_process_has_is_refused() -> None:
     job = Job()
     job.start()
     job.worker(0, "again", 2)
-    assert job.last("again", m.Refused) is None  # the old one may be dead
+    assert job.last("again", m.RefusalNotice) is None  # the old one may be dead
     job.pass_time(4, "w0", "w1", "s0.1", "again")
-    assert job.last("again", m.Refused).error == "FencedError"
-    assert job.last("w1", m.View) is None
+    assert job.last("again", m.RefusalNotice).error == "FencedError"
+    assert job.last("w1", m.ViewNotice) is None
 
 
 def test_a_rank_of_a_dead_process_is_taken_over() -> None:
@@ -57,11 +57,11 @@ def test_a_rank_of_a_dead_process_is_taken_over() -> None:
     job.start(on_peer_loss="continue")
     job.worker(0, "again", 2, options={"mode": "sync", "on_peer_loss": "continue"})
     job.pass_time(7, "w1", "s0.1", "again")
-    welcome = job.last("again", m.Welcome)
+    welcome = job.last("again", m.WelcomeNotice)
     assert (welcome.rank, welcome.returned) == (0, True)
-    assert [one.incarnation for one in job.last("w1", m.View).members] == [2, 1]
-    job.step(e.Heard("w0"))
-    assert job.last("w0", m.Fenced) is not None
+    assert [one.incarnation for one in job.last("w1", m.ViewNotice).members] == [2, 1]
+    job.step(e.HeartbeatReceived("w0"))
+    assert job.last("w0", m.FenceNotice) is not None
 
 
 @pytest.mark.parametrize("late_sign", [False, True])
@@ -71,11 +71,11 @@ def test_a_stopped_scheduler_does_not_take_a_dead_holder_for_a_living_one(late_s
     job.worker(0, "again", 2, options={"mode": "sync", "on_peer_loss": "continue"})
     job.now += 3
     if late_sign:  # sent before the holder died, read after the pause
-        job.step(e.Heard("w0"))
-    job.step(e.Tick())
-    assert job.last("again", m.Refused) is None
+        job.step(e.HeartbeatReceived("w0"))
+    job.step(e.TickEvent())
+    assert job.last("again", m.RefusalNotice) is None
     job.pass_time(7, "w1", "s0.1", "again")
-    assert job.last("again", m.Welcome).returned
+    assert job.last("again", m.WelcomeNotice).returned
 
 
 def test_a_process_that_was_started_again_takes_its_rank_at_once() -> None:
@@ -83,6 +83,6 @@ def test_a_process_that_was_started_again_takes_its_rank_at_once() -> None:
     job.start(on_peer_loss="continue")
     options = {"mode": "sync", "on_peer_loss": "continue"}
     job.worker(0, "again", 2, options=options, restarted=True)
-    assert job.last("again", m.Welcome).returned
-    job.say("w0", m.Ping(1))
-    assert job.last("w0", m.Fenced) is not None
+    assert job.last("again", m.WelcomeNotice).returned
+    job.say("w0", m.PingRequest(1))
+    assert job.last("w0", m.FenceNotice) is not None

@@ -11,8 +11,8 @@ from kvstore.stores.parameter_server.scheduler.hosts import HostSeats
 def made(wanted: str, hosts: list[str]) -> HostSeats:
     found = HostSeats(wanted)
     for rank, host in enumerate(hosts):
-        found.add(rank, host)
-    found.assign(range(len(hosts)))
+        found.add_host(rank, host)
+    found.assign_seats(range(len(hosts)))
     return found
 
 
@@ -32,11 +32,11 @@ def test_auto_is_for_more_than_one_host_with_several(hosts: list[str]) -> None:
 
 def test_a_rejoining_worker_must_find_its_host_alive() -> None:
     found = made("host", ["a", "a", "b"])
-    assert found.refusal(1, "a", [0, 2]) is None
-    elsewhere = found.refusal(1, "b", [0, 2])
+    assert found.entry_failure(1, "a", [0, 2]) is None
+    elsewhere = found.entry_failure(1, "b", [0, 2])
     assert elsewhere is not None
     assert "hierarchy='flat'" in elsewhere.text
-    alone = found.refusal(2, "b", [0, 1])
+    alone = found.entry_failure(2, "b", [0, 1])
     assert alone is not None
     assert (alone.error, alone.rank) == ("PeerLostError", 2)
-    assert made("flat", ["a"]).refusal(0, "z", []) is None
+    assert made("flat", ["a"]).entry_failure(0, "z", []) is None

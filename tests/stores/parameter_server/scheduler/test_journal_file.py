@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import ConfigError, FencedError, KVStoreError
-from kvstore.stores.parameter_server.scheduler.journal_file import JournalFile, packed, unpacked
+from kvstore.stores.parameter_server.scheduler.journal_file import JournalFile, decode_records, encode_record
 
 TEXTS = st.lists(
-    st.one_of(st.binary(max_size=60), st.just(b"\xa7kvj" * 3), st.just(packed(b"inside"))), max_size=5
+    st.one_of(st.binary(max_size=60), st.just(b"\xa7kvj" * 3), st.just(encode_record(b"inside"))), max_size=5
 )
 
 
@@ -24,23 +24,23 @@ TEXTS = st.lists(
 def test_a_write_that_was_cut_gives_the_records_before_it(texts: list[bytes], data: st.DataObject) -> None:
     ends, whole = [0], b""
     for text in texts:
-        whole += packed(text)
+        whole += encode_record(text)
         ends.append(len(whole))
     cut = data.draw(st.integers(0, len(whole)))
     count = max(at for at, end in enumerate(ends) if end <= cut)
     tail = whole[ends[count] : cut]
-    if b"\xa7kvj" in tail[1:] and any(packed(b"inside") in text for text in texts[count : count + 1]):
+    if b"\xa7kvj" in tail[1:] and any(encode_record(b"inside") in text for text in texts[count : count + 1]):
         return  # a record within a record: no scheduler writes one
-    assert unpacked(whole[:cut]) == (texts[:count], ends[count])
+    assert decode_records(whole[:cut]) == (texts[:count], ends[count])
 
 
 @given(st.lists(st.binary(min_size=1, max_size=60), min_size=2, max_size=5), st.data())
 def test_damage_before_a_good_record_is_an_error(texts: list[bytes], data: st.DataObject) -> None:
-    whole = bytearray(b"".join(map(packed, texts)))
-    at = data.draw(st.integers(0, len(whole) - len(packed(texts[-1])) - 1))
+    whole = bytearray(b"".join(map(encode_record, texts)))
+    at = data.draw(st.integers(0, len(whole) - len(encode_record(texts[-1])) - 1))
     whole[at] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(ValueError, match="is damaged"):
-        unpacked(bytes(whole))
+        decode_records(bytes(whole))
 
 
 def test_each_bit_that_flips_is_found_in_the_last_record_too(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_it_belongs_to_one_process(tmp_path: Path) -> None:
 def test_a_kill_while_it_is_replaced_leaves_the_old_one(tmp_path: Path) -> None:
     journal = JournalFile(str(tmp_path), "job")
     journal.append(b"one")
-    journal.path.with_suffix(".new").write_bytes(packed(b"half")[:-2])
+    journal.path.with_suffix(".new").write_bytes(encode_record(b"half")[:-2])
     journal.close()
     again = JournalFile(str(tmp_path), "job")
     assert again.records == [b"one"]
@@ -138,14 +138,14 @@ def test_where_locks_do_not_reach_the_older_one_notices(
             old.append(b"late")  # before the file is replaced: other processes may know of it
         return b"all of " + b" ".join(records)
 
-    new.acquire(make)
+    new.replace_by_merged(make)
     assert seen == [[b"one"], [b"one", b"late"]]
     with pytest.raises(FencedError, match="another scheduler of this job has replaced"):
         old.append(b"too late")
     new.append(b"on")
     old.close()
     new.close()
-    assert unpacked(new.path.read_bytes())[0] == [b"all of one late", b"on"]
+    assert decode_records(new.path.read_bytes())[0] == [b"all of one late", b"on"]
 
 
 def test_damage_and_strangers_are_told(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.protocol.reliable_link import ReliableLink
 from kvstore.stores.parameter_server.scheduler.journaled_scheduler import JournaledScheduler
 from kvstore.stores.parameter_server.scheduler.machine import SchedulerOptions
-from kvstore.stores.parameter_server.scheduler.machine_state import dumped
+from kvstore.stores.parameter_server.scheduler.machine_state import dump_state
 
 OPTIONS = SchedulerOptions("job", 2, 1)
 PLACES = ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
@@ -30,7 +30,7 @@ class Company:
 
     def begin(self) -> None:
         self.scheduler = JournaledScheduler(OPTIONS, str(self.folder))
-        self.scheduler.begin(PLACES)
+        self.scheduler.continue_job(PLACES)
 
     def kill(self) -> None:
         self.scheduler.journal.close()
@@ -38,23 +38,23 @@ class Company:
 
     def say(self, name: bytes, body: object) -> None:
         link = self.links.setdefault(name, ReliableLink(1.0))
-        self.step(e.Received(name, link.write(body, 0.0)))
+        self.step(e.MessageReceived(name, link.write(body, 0.0)))
 
     def step(self, event: e.Event) -> None:
         actions = self.scheduler.step(event)
         self.scheduler.commit()
         for action in actions:
-            assert isinstance(action, e.Send)
+            assert isinstance(action, e.SendMessage)
             link = self.links.setdefault(action.peer, ReliableLink(1.0))  # type: ignore[arg-type]
-            assert link.follows(action.message)  # type: ignore[arg-type]
+            assert link.is_current_term(action.message)  # type: ignore[arg-type]
             self.heard.setdefault(action.peer, []).extend(link.read(action.message, 0.0))  # type: ignore[arg-type]
 
 
 SGD = '{"name": "sgd", "config": {}}'
 
 
-def hello(role: str, rank: int) -> m.Hello:
-    return m.Hello(role, rank, rank + 1, f"{role}{rank}", "job", m.PROTOCOL, options={"mode": "sync"})
+def hello(role: str, rank: int) -> m.HelloRequest:
+    return m.HelloRequest(role, rank, rank + 1, f"{role}{rank}", "job", m.PROTOCOL, options={"mode": "sync"})
 
 
 def played(folder: Path, kills: bool) -> Company:
@@ -63,24 +63,24 @@ def played(folder: Path, kills: bool) -> Company:
         (b"s0", hello("server", 0)),
         (b"w0", hello("worker", 0)),
         (b"w1", hello("worker", 1)),
-        (b"w1", m.CreateKeys(1, 0, (m.KeySpec("w", (3000,), "float32"),))),
-        (b"w0", m.CreateKeys(1, 0, (m.KeySpec("w", (3000,), "float32"),))),
-        (b"w0", m.Ready(2, 0, ("w",))),
-        (b"w0", m.Settings(3, 0, "optimizer", 1, SGD)),
-        (b"s0", m.Installed(0, 1)),
-        (b"w0", m.Settings(4, 0, "configure", 1, '{"wd": 0.5}', 3)),
-        (b"s0", m.Installed(0, 2)),
-        (b"w1", m.Settings(2, 0, "optimizer", 1, SGD)),
-        (b"w1", m.Settings(3, 0, "configure", 1, '{"learning_rate": 0.5}', 1)),
-        (b"s0", m.Installed(0, 3)),
-        (b"s0", m.Installed(0, 4, m.Failure("ConfigError", "server 0: no"))),
-        (b"w0", m.Barrier(5, 0, 1)),
-        (b"w1", m.Barrier(4, 0, 1)),
-        (b"w1", m.JoinRounds(5, 0)),
-        (b"w1", m.Leave(0)),
-        (b"w1", m.Bye("worker1")),
-        (b"w0", m.Leave(0)),
-        (b"w0", m.Bye("worker0")),
+        (b"w1", m.CreateKeysRequest(1, 0, (m.KeySpec("w", (3000,), "float32"),))),
+        (b"w0", m.CreateKeysRequest(1, 0, (m.KeySpec("w", (3000,), "float32"),))),
+        (b"w0", m.KeysReadyRequest(2, 0, ("w",))),
+        (b"w0", m.SettingsRequest(3, 0, "optimizer", 1, SGD)),
+        (b"s0", m.InstallReply(0, 1)),
+        (b"w0", m.SettingsRequest(4, 0, "configure", 1, '{"wd": 0.5}', 3)),
+        (b"s0", m.InstallReply(0, 2)),
+        (b"w1", m.SettingsRequest(2, 0, "optimizer", 1, SGD)),
+        (b"w1", m.SettingsRequest(3, 0, "configure", 1, '{"learning_rate": 0.5}', 1)),
+        (b"s0", m.InstallReply(0, 3)),
+        (b"s0", m.InstallReply(0, 4, m.Failure("ConfigError", "server 0: no"))),
+        (b"w0", m.BarrierRequest(5, 0, 1)),
+        (b"w1", m.BarrierRequest(4, 0, 1)),
+        (b"w1", m.JoinRequest(5, 0)),
+        (b"w1", m.LeaveNotice(0)),
+        (b"w1", m.ProcessEndNotice("worker1")),
+        (b"w0", m.LeaveNotice(0)),
+        (b"w0", m.ProcessEndNotice("worker0")),
     ]
     for name, body in program:
         job.say(name, body)
@@ -93,16 +93,16 @@ def test_it_goes_on_as_one_that_was_never_killed(tmp_path: Path) -> None:
     killed, lived = played(tmp_path / "killed", True), played(tmp_path / "lived", False)
     assert killed.heard == lived.heard
     assert killed.scheduler.machine.term == 22
-    answers = [one for one in killed.heard[b"w1"] if isinstance(one, m.Answer)]
+    answers = [one for one in killed.heard[b"w1"] if isinstance(one, m.MemberReply)]
     assert [one.request for one in answers] == [1, 2, 3, 4, 5]
 
 
 def test_a_state_that_is_read_is_the_one_that_was_written(tmp_path: Path) -> None:
     job = played(tmp_path, False)
-    before = dumped(job.scheduler.machine.state())
+    before = dump_state(job.scheduler.machine.state())
     job.scheduler.journal.close()
     again = JournaledScheduler(OPTIONS, str(tmp_path))
-    after = dumped(again.machine.state())
+    after = dump_state(again.machine.state())
     assert after == before
     again.journal.close()
 
@@ -128,9 +128,9 @@ def test_what_was_forgotten_of_the_settings_is_forgotten_after_a_restart_too(
             job.say(f"{role[0]}{rank}".encode(), hello(role, rank))
         for number in range(1, 101):
             kind, text = ("optimizer", SGD) if number == 1 else ("configure", f'{{"wd": {number}}}')
-            job.say(b"w0", m.Settings(number, 0, kind, 1, text, number))
-            job.say(b"s0", m.Installed(0, number))
-            job.say(b"w1", m.Settings(number, 0, kind, 1, text, number))
+            job.say(b"w0", m.SettingsRequest(number, 0, kind, 1, text, number))
+            job.say(b"s0", m.InstallReply(0, number))
+            job.say(b"w1", m.SettingsRequest(number, 0, kind, 1, text, number))
             if name == "killed" and number % 7 == 0:
                 job.kill()
         heard.append(job.heard)
@@ -147,9 +147,9 @@ def test_an_absence_does_not_count_as_silence(tmp_path: Path, monkeypatch: pytes
     job.scheduler.journal.close()
     # Another boot of the machine: its clock has begun anew.
     again = job.scheduler = JournaledScheduler(OPTIONS, str(tmp_path), lambda: time.monotonic() - 50_000.0)
-    again.begin(PLACES)
-    job.step(e.Tick())
-    assert not any(isinstance(one, m.View) for one in job.heard[b"w0"])
+    again.continue_job(PLACES)
+    job.step(e.TickEvent())
+    assert not any(isinstance(one, m.ViewNotice) for one in job.heard[b"w0"])
 
 
 @pytest.mark.parametrize(
@@ -174,14 +174,14 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path, monkeypatch: py
 
 def test_the_older_of_two_ends_when_it_hears_of_the_newer(tmp_path: Path) -> None:
     job = Company(tmp_path)
-    actions = job.scheduler.step(e.Received(b"w0", m.ReliableMessage(0, 0, m.Ping(0), 2)))
-    ends = [one for one in actions if isinstance(one, e.End)]
+    actions = job.scheduler.step(e.MessageReceived(b"w0", m.ReliableMessage(0, 0, m.PingRequest(0), 2)))
+    ends = [one for one in actions if isinstance(one, e.JobEnded)]
     assert ends and ends[0].error is not None
     assert "replaced" in ends[0].error.text
 
 
 def test_others_follow_the_newer_of_two() -> None:
     link = ReliableLink(1.0)
-    assert link.follows(m.ReliableMessage(0, 0, None, 2))
-    assert not link.follows(m.ReliableMessage(0, 0, None, 1))
+    assert link.is_current_term(m.ReliableMessage(0, 0, None, 2))
+    assert not link.is_current_term(m.ReliableMessage(0, 0, None, 1))
     assert link.send_unreliable(None).term == 2

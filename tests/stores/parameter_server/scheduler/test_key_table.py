@@ -15,7 +15,7 @@ def spec(key: Any) -> m.KeySpec:
 
 def table(*ready: Any) -> KeyTable:
     made = KeyTable(1 << 20, [0, 0], False)
-    made.create(0, 1, tuple(map(spec, ready)), 0)
+    made.create_keys(0, 1, tuple(map(spec, ready)), 0)
     made.mark_ready(ready)
     return made
 
@@ -23,22 +23,22 @@ def table(*ready: Any) -> KeyTable:
 def test_a_worker_that_asks_for_keys_waits_for_all_of_them() -> None:
     keys = table("a")
     assert keys.lookup(1, 5, ("a", "b", "c"), wait=True) is None
-    assert keys.waits(1)
-    keys.create(0, 2, (spec("b"), spec("c")), 0)
+    assert keys.is_waiting(1)
+    keys.create_keys(0, 2, (spec("b"), spec("c")), 0)
     assert keys.mark_ready(("b",)) == []
     [(rank, answer)] = keys.mark_ready(("c",))
     assert (rank, answer.request, [one.spec.key for one in answer.entries]) == (1, 5, ["a", "b", "c"])
-    assert not keys.waits(1)
+    assert not keys.is_waiting(1)
 
 
 def test_a_key_that_is_dropped_is_waited_for_again() -> None:
     keys = table()
     assert keys.lookup(1, 5, ("a", "b"), wait=True) is None
-    keys.create(0, 1, (spec("a"), spec("b")), 0)
+    keys.create_keys(0, 1, (spec("a"), spec("b")), 0)
     assert keys.mark_ready(("a",)) == []
-    keys.drop(("a",))
+    keys.drop_keys(("a",))
     assert keys.mark_ready(("b",)) == []
-    keys.create(0, 2, (spec("a"),), 0)
+    keys.create_keys(0, 2, (spec("a"),), 0)
     [(_, answer)] = keys.mark_ready(("a",))
     assert all(one.ready for one in answer.entries)
 
@@ -49,7 +49,7 @@ def test_all_that_wait_for_the_same_keys_get_the_same_entries() -> None:
         assert keys.lookup(rank, 10 + rank, ("a", "b"), wait=True) is None
     assert keys.lookup(5, 15, ("b",), wait=True) is None
     keys.forget_waiter(4)
-    keys.create(0, 1, (spec("a"), spec("b")), 0)
+    keys.create_keys(0, 1, (spec("a"), spec("b")), 0)
     assert [rank for rank, _ in keys.mark_ready(("b",))] == [5]
     answers = dict(keys.mark_ready(("a",)))
     assert {rank: one.request for rank, one in answers.items()} == {1: 11, 2: 12, 3: 13}
@@ -64,15 +64,15 @@ def test_all_are_told_of_first_values_that_could_not_be_stored() -> None:
     keys = table("there")
     assert keys.lookup(1, 5, ("a", "b"), wait=True) is None
     assert keys.lookup(2, 6, ("there", "c"), wait=True) is None
-    keys.create(0, 1, (spec("a"), spec("b")), 0)
-    keys.drop(("a", "b"))
-    assert keys.fail(("a", "b"), WHY, 0) == [(1, m.Answer(5, error=WHY))]
-    assert keys.waits(2)
-    assert keys.lookup(3, 7, ("b", "a"), wait=True) == m.Answer(7, error=WHY)
-    assert keys.create(4, 8, (spec("b"),), 0) == (m.Answer(8, error=WHY), ())
+    keys.create_keys(0, 1, (spec("a"), spec("b")), 0)
+    keys.drop_keys(("a", "b"))
+    assert keys.fail_init(("a", "b"), WHY, 0) == [(1, m.MemberReply(5, error=WHY))]
+    assert keys.is_waiting(2)
+    assert keys.lookup(3, 7, ("b", "a"), wait=True) == m.MemberReply(7, error=WHY)
+    assert keys.create_keys(4, 8, (spec("b"),), 0) == (m.MemberReply(8, error=WHY), ())
     for rank in (1, 3):
         assert keys.lookup(rank, 9, ("a", "b"), wait=True) is None
-    answer, _ = keys.create(0, 2, (spec("a"), m.KeySpec("b", (3,), "int8")), 0)
+    answer, _ = keys.create_keys(0, 2, (spec("a"), m.KeySpec("b", (3,), "int8")), 0)
     assert answer is not None and answer.error is None, "as if nothing had been"
     assert {rank for rank, _ in keys.mark_ready(("a", "b"))} == {1, 3}
     late = keys.lookup(5, 10, ("a", "b"), wait=True)
@@ -81,13 +81,13 @@ def test_all_are_told_of_first_values_that_could_not_be_stored() -> None:
 
 def test_all_keys_are_of_one_kind() -> None:
     for keys, specs in ((table("a"), (spec(1),)), (table(), (spec(1), spec("a")))):
-        answer, new = keys.create(0, 1, specs, 0)
+        answer, new = keys.create_keys(0, 1, specs, 0)
         assert answer is not None
         assert answer.error is not None
         assert (answer.error.error, new) == ("KeyKindError", ())
     keys = table("a")
-    keys.drop(("a",))
-    answer, _ = keys.create(0, 1, (spec(1),), 0)
+    keys.drop_keys(("a",))
+    answer, _ = keys.create_keys(0, 1, (spec(1),), 0)
     assert answer is not None
     assert answer.error is None
 
@@ -113,9 +113,9 @@ def test_keys_one_by_one_are_no_more_work_than_all_at_once() -> None:
     keys.entries = entries = Entries()
     assert keys.lookup(1, 1, tuple(names), wait=True) is None
     for at, name in enumerate(names):
-        keys.create(0, at, (spec(name),), 0)
+        keys.create_keys(0, at, (spec(name),), 0)
         keys.mark_ready((name,))
-    assert not keys.waits(1)
+    assert not keys.is_waiting(1)
     assert entries.looks < 10 * len(names)
 
 
@@ -126,7 +126,7 @@ def spread(*names: str, whole: bool = False) -> tuple[m.KeySpec, ...]:
 
 def spread_table() -> KeyTable:
     made = KeyTable(1 << 20, [0, 0], False)
-    made.create(0, 1, (*spread("a", "b"), spec("c")), 0)
+    made.create_keys(0, 1, (*spread("a", "b"), spec("c")), 0)
     made.mark_ready(("a", "b", "c"))
     return made
 
@@ -134,8 +134,8 @@ def spread_table() -> KeyTable:
 def test_a_key_that_moves_is_where_it_was_until_it_is_where_it_will_be() -> None:
     keys = spread_table()
     before, loads = keys.entries["a"], list(keys.loads)
-    assert keys.create(1, 5, spread("a", whole=True), 0) == (None, ())  # it waits for the initializer
-    answer, new = keys.create(0, 6, spread("a", whole=True), 0)
+    assert keys.create_keys(1, 5, spread("a", whole=True), 0) == (None, ())  # it waits for the initializer
+    answer, new = keys.create_keys(0, 6, spread("a", whole=True), 0)
     assert answer is not None
     assert answer.entries == new
     assert not new[0].ready
@@ -158,20 +158,20 @@ def test_a_key_that_moves_is_where_it_was_until_it_is_where_it_will_be() -> None
 def test_a_key_that_does_not_move_after_all_stays_and_no_worker_waits() -> None:
     keys = spread_table()
     entries, loads = dict(keys.entries), list(keys.loads)
-    assert keys.create(1, 5, spread("a", "b", whole=True), 0) == (None, ())
-    _, new = keys.create(0, 6, spread("a", "b", whole=True), 0)
+    assert keys.create_keys(1, 5, spread("a", "b", whole=True), 0) == (None, ())
+    _, new = keys.create_keys(0, 6, spread("a", "b", whole=True), 0)
     why = m.Failure("ConfigError", "on demand")
     slices, told = keys.cancel_move(("a", "b"), why)
     assert slices == [one.id for entry in new for one in entry.slices]
-    assert told == [(1, m.Answer(5, error=why))]
+    assert told == [(1, m.MemberReply(5, error=why))]
     assert (keys.entries, keys.loads) == (entries, loads)
-    assert not keys.waits(1)
-    assert keys.create(0, 7, spread("a", whole=True), 0)[1] != ()  # the next one may try again
+    assert not keys.is_waiting(1)
+    assert keys.create_keys(0, 7, spread("a", whole=True), 0)[1] != ()  # the next one may try again
 
 
 def test_a_worker_that_leaves_is_not_waited_for_to_leave_old_places() -> None:
     keys = spread_table()
-    keys.create(0, 6, spread("a", "b", whole=True), 0)
+    keys.create_keys(0, 6, spread("a", "b", whole=True), 0)
     keys.mark_ready(("a", "b"))
     assert keys.leave_old_places(0, [0, 1]) == []
     assert len(keys.leave_old_places(-1, [0])) == 4
@@ -179,8 +179,8 @@ def test_a_worker_that_leaves_is_not_waited_for_to_leave_old_places() -> None:
 
 def test_what_the_next_initializer_finds_half_moved_it_moves() -> None:
     keys = spread_table()
-    assert keys.create(1, 5, spread("a", whole=True), 0) == (None, ())
-    _, new = keys.create(0, 6, spread("a", whole=True), 0)
+    assert keys.create_keys(1, 5, spread("a", whole=True), 0) == (None, ())
+    _, new = keys.create_keys(0, 6, spread("a", whole=True), 0)
     keys.forget_waiter(0)
-    [(rank, answer)], more = keys.promote(1)
+    [(rank, answer)], more = keys.answer_initializer(1)
     assert (rank, answer.entries, more) == (1, new, ())

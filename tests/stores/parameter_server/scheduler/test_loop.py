@@ -23,11 +23,11 @@ def test_without_a_journal_no_entries_of_one_are_kept(monkeypatch: pytest.Monkey
     sockets = Mock()
     sockets.heartbeats.address = sockets.echo = "tcp://127.0.0.1:1"
     roles = Roles("scheduler", 0, 1, 1, "job", "tcp://127.0.0.1:1", "127.0.0.1", 0, None, False)
-    made = loop._Loop(roles, PsConfig(), sockets, None)
-    hello = m.Hello("worker", 0, 1, "w", "job", m.PROTOCOL, group="default", options={"mode": "sync"})
-    made._step(e.Received(b"w", m.ReliableMessage(1, 0, hello)))
-    made._step(e.Tick())
-    assert type(sockets.send.call_args_list[0].args[1].body) is m.Met
+    made = loop._SchedulerLoop(roles, PsConfig(), sockets, None)
+    hello = m.HelloRequest("worker", 0, 1, "w", "job", m.PROTOCOL, group="default", options={"mode": "sync"})
+    made._step_machine(e.MessageReceived(b"w", m.ReliableMessage(1, 0, hello)))
+    made._step_machine(e.TickEvent())
+    assert type(sockets.send.call_args_list[0].args[1].body) is m.HelloReply
     assert made._actions == []
 
 
@@ -36,14 +36,14 @@ def test_a_process_of_another_version_is_reported_once(
 ) -> None:
     sockets = Mock()
     sockets.heartbeats.address = sockets.echo = "tcp://127.0.0.1:1"
-    sockets.heartbeats.heard.return_value = []
+    sockets.heartbeats.read_echoes.return_value = []
     roles = Roles("scheduler", 0, 2, 1, "job", "tcp://127.0.0.1:1", "127.0.0.1", 0, None, False)
-    made = loop._Loop(roles, PsConfig(), sockets, None)
+    made = loop._SchedulerLoop(roles, PsConfig(), sockets, None)
 
     def hello(rank: int, protocol: int, version: str) -> m.ReliableMessage:
         options = {"mode": "sync"}
         name = f"worker/{rank}/{version}"
-        body = m.Hello("worker", rank, 1, name, "job", protocol, options=options, version=version)
+        body = m.HelloRequest("worker", rank, 1, name, "job", protocol, options=options, version=version)
         return m.ReliableMessage(1, 0, body)
 
     messages = [

@@ -10,16 +10,16 @@ from kvstore.stores.parameter_server.protocol import messages as m
 
 def test_a_process_that_knows_another_scheduler_is_fenced() -> None:
     job = Job()
-    job.step(e.Received("old", m.ReliableMessage(9, 8, m.Barrier(1, 0, 1))))
-    assert job.last("old", m.Fenced) is not None
+    job.step(e.MessageReceived("old", m.ReliableMessage(9, 8, m.BarrierRequest(1, 0, 1))))
+    assert job.last("old", m.FenceNotice) is not None
 
 
 def test_a_stopped_scheduler_blames_no_process() -> None:
     job = Job()
     job.start()
     job.now += 60
-    job.step(e.Tick())
-    assert job.last("w0", m.View) is None
+    job.step(e.TickEvent())
+    assert job.last("w0", m.ViewNotice) is None
 
 
 def test_it_says_whom_the_job_waits_for() -> None:
@@ -33,11 +33,11 @@ def test_it_says_whom_the_job_waits_for() -> None:
 
 def test_no_process_is_answered_before_a_hello() -> None:
     job = Job()
-    job.say("w0", m.Ping(3))
+    job.say("w0", m.PingRequest(3))
     assert "w0" not in job.sent
     job.worker(0)
-    job.say("w0", m.Ping(4))
-    assert job.last("w0", m.Pong) == m.Pong(4)
+    job.say("w0", m.PingRequest(4))
+    assert job.last("w0", m.PingReply) == m.PingReply(4)
 
 
 def test_strangers_are_forgotten_when_there_are_many() -> None:
@@ -45,7 +45,7 @@ def test_strangers_are_forgotten_when_there_are_many() -> None:
     job.worker(0)
     for one in range(9000):
         job.now += 0.01
-        job.step(e.Received(one, m.ReliableMessage(0, 0, None)))
+        job.step(e.MessageReceived(one, m.ReliableMessage(0, 0, None)))
     assert len(job.machine._peers) < 5000
-    job.say("w0", m.Ping(1))
-    assert job.last("w0", m.Pong) is not None
+    job.say("w0", m.PingRequest(1))
+    assert job.last("w0", m.PingReply) is not None

@@ -49,28 +49,28 @@ class Asked:
         self.table, self.unpaced = SettingsTable(0), unpaced
         self.requests = itertools.count()
         #: All messages to servers, and the settings of a server that has received them.
-        self.told: list[m.Install] = []
+        self.told: list[m.InstallRequest] = []
         self.server = OptimizerVersions()
 
     def make(
         self, rank: int, kind: str, text: str = "", place: int = 0, ordinal: int = 1
-    ) -> tuple[m.Settings, list[m.Install]]:
+    ) -> tuple[m.SettingsRequest, list[m.InstallRequest]]:
         """Let a worker ask; return its question, and the messages due to the servers."""
-        asked = m.Settings(next(self.requests), 0, kind, ordinal, text, place)
+        asked = m.SettingsRequest(next(self.requests), 0, kind, ordinal, text, place)
         installs = self.table.request_change(rank, asked, set(SERVERS), self.unpaced)
         self.tell(installs)
         return asked, installs
 
-    def tell(self, installs: Iterable[m.Install]) -> None:
+    def tell(self, installs: Iterable[m.InstallRequest]) -> None:
         for install in installs:
             self.told.append(install)
             put(self.server, install)
 
     def installed(
-        self, install: m.Install, error: m.Failure | None = None, servers: Iterable[int] = SERVERS
-    ) -> list[tuple[int, m.Answer]]:
+        self, install: m.InstallRequest, error: m.Failure | None = None, servers: Iterable[int] = SERVERS
+    ) -> list[tuple[int, m.MemberReply]]:
         """Let servers have settings, of which the last refuses them, if there is an error."""
-        answers: list[tuple[int, m.Answer]] = []
+        answers: list[tuple[int, m.MemberReply]] = []
         for server in servers:
             fault = error if server == max(SERVERS) else None
             found, more = self.table.note_installed(server, install.version, fault, set(SERVERS))
@@ -81,7 +81,7 @@ class Asked:
 
     def ask(
         self, rank: int, kind: str, text: str = "", place: int = 0, ordinal: int = 1
-    ) -> tuple[m.Answer, int]:
+    ) -> tuple[m.MemberReply, int]:
         """Return the answer, and the number of messages to servers."""
         asked, installs = self.make(rank, kind, text, place, ordinal)
         answers = self.table.immediate_answers()
@@ -96,19 +96,19 @@ class Asked:
         return at(self.server, place)
 
 
-def put(server: OptimizerVersions, install: m.Install) -> None:
+def put(server: OptimizerVersions, install: m.InstallRequest) -> None:
     assert install.kind == "settings"
     described = SettingsAt(install.ordinal, install.text, install.epoch, install.keeps_states)
-    server.put(OptimizerVersion(install.since, described[0], None, *described[1:]))
+    server.install_version(OptimizerVersion(install.since, described[0], None, *described[1:]))
 
 
 def at(server: OptimizerVersions, place: int) -> SettingsAt:
     """Return the settings that a server uses for pushes after the changes of a place."""
-    found = server.at(place + 1)
+    found = server.settings_at(place + 1)
     return SettingsAt(found.generation, found.text, found.epoch, found.keeps_states)
 
 
-def newest(installs: Iterable[m.Install]) -> OptimizerVersions:
+def newest(installs: Iterable[m.InstallRequest]) -> OptimizerVersions:
     """Return the settings of a server that has received these messages."""
     server = OptimizerVersions()
     for install in installs:
@@ -258,7 +258,7 @@ def test_another_optimizer_is_refused_and_changes_nothing() -> None:
     job.ask(0, "optimizer", described(512))
     there = list(job.told)
     for kind, text in (("optimizer", described(256)), ("none", "")):
-        asked = m.Settings(9, 0, kind, 1, text, 3)
+        asked = m.SettingsRequest(9, 0, kind, 1, text, 3)
         with pytest.raises(ConfigError, match=r"two workers differ.*on worker 0 .* on worker 1"):
             job.table.request_change(1, asked, set(SERVERS))
     assert (job.told, job.table.immediate_answers()) == (there, [])
@@ -270,7 +270,7 @@ def test_a_change_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     schedule = {"name": "FactorScheduler", "config": {"step": 2, "base_lr": 0.5}}
     job.ask(0, "configure", json.dumps({"lr_scheduler": schedule, "learning_rate": 0.5}), 2)
     before = [job.holds(place) for place in range(5)]
-    asked = m.Settings(9, 0, "configure", 1, rate(1), 3)
+    asked = m.SettingsRequest(9, 0, "configure", 1, rate(1), 3)
     with pytest.raises(ConfigError, match="is that of a schedule"):
         job.table.request_change(1, asked, set(SERVERS))
     assert job.table.immediate_answers() == []
@@ -290,7 +290,7 @@ def test_a_change_that_a_server_refuses_was_never_made(ranks: tuple[int, ...]) -
         job.ask(rank, "optimizer", described(512))
     before = [job.holds(place) for place in range(8)]
     asked = {}
-    installs: list[m.Install] = []
+    installs: list[m.InstallRequest] = []
     for rank in ranks:
         asked[rank], told = job.make(rank, "configure", rate(1, "wd"), 4)
         installs += told
@@ -404,10 +404,10 @@ def test_many_optimizers_take_no_more_memory(few_kept: None) -> None:
 def test_many_commands_are_forgotten_once_all_servers_have_them() -> None:
     table = SettingsTable(0)
     for number in range(1000):
-        version = table.command(0, m.Command(number, 0, 7, "body"), set(SERVERS)).version
+        version = table.request_command(0, m.CommandRequest(number, 0, 7, "body"), set(SERVERS)).version
         for server in SERVERS:
             answers, installs = table.note_installed(server, version, None, SERVERS)
-        assert (answers, installs) == ([(0, m.Answer(number))], [])
+        assert (answers, installs) == ([(0, m.MemberReply(number))], [])
     assert table.for_restarted_server(0) == []
     assert not table.pending
 
@@ -501,7 +501,7 @@ def test_a_worker_that_comes_back_changes_nothing_by_what_was_forgotten(few_kept
         job.ask(rank, "optimizer", described())
     for number in range(1, last):
         job.ask(0, "configure", rate(number), number)
-    job.table.forget(1)
+    job.table.forget_rank(1)
     before = [job.holds(place) for place in range(last)]
     # Its program begins anew, and so do its places: it may leave out its earlier pushes.
     assert job.ask(1, "optimizer", described())[1] == 0
@@ -521,7 +521,7 @@ def test_a_worker_that_comes_back_and_stays_behind_changes_nothing(few_kept: Non
     job.ask(0, "optimizer", described())
     for number in range(1, 3 * KEPT):
         job.ask(0, "configure", rate(number), number)
-    job.table.forget(1)
+    job.table.forget_rank(1)
     for number in range(3 * KEPT, 12 * KEPT):
         job.ask(0, "configure", rate(number), number)
         _, told = job.ask(1, "configure", rate(number - behind), number - behind)
@@ -534,7 +534,7 @@ def test_a_worker_that_comes_back_may_change_what_no_other_has_changed_so_often(
     job.ask(0, "optimizer", described())
     for number in range(1, 5 * KEPT):
         job.ask(0, "configure", rate(number), number)
-    job.table.forget(1)
+    job.table.forget_rank(1)
     answer, told = job.ask(1, "steps")
     assert (answer.version, told) == (5 * KEPT, 1)
     assert job.holds(5 * KEPT).keeps_states
@@ -545,29 +545,29 @@ def test_requests_of_a_worker_that_is_lost_are_answered_to_no_other() -> None:
     job.ask(0, "optimizer", described())
     _, [install] = job.make(1, "configure", rate(1), 1)
     asked, _ = job.make(0, "configure", rate(1), 1)
-    job.table.forget(1)
+    job.table.forget_rank(1)
     assert [(rank, answer.request) for rank, answer in job.installed(install)] == [(0, asked.request)]
     _, [install] = job.make(0, "configure", rate(2), 2)
-    assert [rank for rank, _ in job.table.clear()] == [0]
+    assert [rank for rank, _ in job.table.clear_waiters()] == [0]
     assert job.installed(install) == []
 
 
 # ------------------------------------------------------------------------------------------- in a job
 
 
-def say(job: Job, peer: str, number: int, kind: str, text: str, place: int) -> m.Answer | None:
+def say(job: Job, peer: str, number: int, kind: str, text: str, place: int) -> m.MemberReply | None:
     """Let a worker make a change; return its answer, once the server has its message."""
     told = len(installs(job, "s0.1"))
-    job.say(peer, m.Settings(number, 0, kind, 1, text, place))
+    job.say(peer, m.SettingsRequest(number, 0, kind, 1, text, place))
     for install in installs(job, "s0.1")[told:]:
-        job.say("s0.1", m.Installed(0, install.version))
-    answer: m.Answer | None = job.last(peer, m.Answer)
+        job.say("s0.1", m.InstallReply(0, install.version))
+    answer: m.MemberReply | None = job.last(peer, m.MemberReply)
     return answer
 
 
-def installs(job: Job, server: str) -> list[m.Install]:
+def installs(job: Job, server: str) -> list[m.InstallRequest]:
     """Return the messages to a server, each once."""
-    told = (body for body in job.sent.get(server, []) if type(body) is m.Install)
+    told = (body for body in job.sent.get(server, []) if type(body) is m.InstallRequest)
     return list({install.version: install for install in told}.values())
 
 
@@ -636,11 +636,11 @@ def test_a_change_that_does_not_fit_is_an_error_of_its_worker_alone() -> None:
 def test_what_a_server_refuses_is_withdrawn_on_all() -> None:
     job = Job(1, 2)
     job.start()
-    job.say("w0", m.Settings(1, 0, "optimizer", 1, described(512), 0))
+    job.say("w0", m.SettingsRequest(1, 0, "optimizer", 1, described(512), 0))
     [install] = installs(job, "s0.1")
-    job.say("s0.1", m.Installed(0, install.version))
-    job.say("s1.1", m.Installed(0, install.version, m.Failure("ConfigError", "server 1: no")))
-    assert job.last("w0", m.Answer).error == m.Failure("ConfigError", "server 1: no")
+    job.say("s0.1", m.InstallReply(0, install.version))
+    job.say("s1.1", m.InstallReply(0, install.version, m.Failure("ConfigError", "server 1: no")))
+    assert job.last("w0", m.MemberReply).error == m.Failure("ConfigError", "server 1: no")
     for server in ("s0.1", "s1.1"):
         *_, back = installs(job, server)
         assert (back.since, back.text, back.ordinal, back.version > install.version) == (1, "", 0, True)
@@ -653,17 +653,17 @@ def test_workers_that_have_joined_are_shown_with_the_settings_that_they_have_cha
     say(job, "w1", 1, "optimizer", described(512), 0)
     say(job, "w1", 2, "configure", rate(256), 7)
     for peer in ("w1", "w2"):
-        job.say(peer, m.JoinRounds(3, 0))
+        job.say(peer, m.JoinRequest(3, 0))
     job.pass_time(1.0, "w0", "w1", "w2", "s0.1")
-    assert dict(job.last("s0.1", m.View).settled) == {1: 8, 2: 0}
+    assert dict(job.last("s0.1", m.ViewNotice).settled) == {1: 8, 2: 0}
 
 
 def test_a_barrier_tells_of_the_newest_settings() -> None:
     job = Job(2)
     job.start()
-    job.say("w1", m.Barrier(1, 0, 1))
+    job.say("w1", m.BarrierRequest(1, 0, 1))
     say(job, "w0", 1, "optimizer", described(512), 4)
-    job.say("w0", m.Barrier(2, 0, 1))
+    job.say("w0", m.BarrierRequest(2, 0, 1))
     newest = {"version": 5, "text": described(512), "count": 1}
-    assert job.last("w0", m.Answer) == m.Answer(2, **newest)
-    assert job.last("w1", m.Answer) == m.Answer(1, **newest)
+    assert job.last("w0", m.MemberReply) == m.MemberReply(2, **newest)
+    assert job.last("w1", m.MemberReply) == m.MemberReply(1, **newest)

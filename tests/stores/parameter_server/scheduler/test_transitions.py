@@ -11,15 +11,15 @@ import pytest
 from scheduled import SPEC, Job
 
 from kvstore.stores.parameter_server.protocol import messages as m
-from kvstore.stores.parameter_server.scheduler.machine import TRANSITIONS, Scheduler, SchedulerOptions
-from kvstore.stores.parameter_server.scheduler.peers import Process
+from kvstore.stores.parameter_server.scheduler.machine import TRANSITIONS, SchedulerMachine, SchedulerOptions
+from kvstore.stores.parameter_server.scheduler.peers import AdmittedProcess
 from kvstore.stores.parameter_server.scheduler.store_membership import StoreMembership
 
 STORE = "over broken started"  # fields that are the state of a store
 Change = tuple[str, str, str, str]  # subject, before, after, cause
 
 
-def process_state(process: Process) -> str:
+def process_state(process: AdmittedProcess) -> str:
     state: str = vars(process)["state"].value
     return state
 
@@ -32,7 +32,7 @@ def store_state(store: StoreMembership) -> str:
     return "running" if store.started else "forming"
 
 
-def job_state(machine: Scheduler) -> str:
+def job_state(machine: SchedulerMachine) -> str:
     if machine.ended:
         return "closed"
     if machine._shutdown._over is not None:
@@ -46,21 +46,25 @@ class Recorder:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.changes: set[Change] = set()
         self.cause = ""
-        connect, tick = Scheduler._connect, Scheduler._tick
+        connect, tick = SchedulerMachine._set_handlers, SchedulerMachine._tick
 
-        def watched(machine: Scheduler) -> None:
+        def watched(machine: SchedulerMachine) -> None:
             connect(machine)
             for kind, handler in machine._handlers.items():
                 machine._handlers[kind] = self.during(machine, kind.__name__, handler)
 
-        patch.setattr(Scheduler, "_connect", watched)
-        patch.setattr(Scheduler, "_tick", lambda machine, to: self.during(machine, "Tick", tick)(machine, to))
-        patch.setattr(Process, "__setattr__", self.setter("process", "state", process_state))
+        patch.setattr(SchedulerMachine, "_set_handlers", watched)
+        patch.setattr(
+            SchedulerMachine,
+            "_tick",
+            lambda machine, to: self.during(machine, "TickEvent", tick)(machine, to),
+        )
+        patch.setattr(AdmittedProcess, "__setattr__", self.setter("process", "state", process_state))
         patch.setattr(
             StoreMembership, "__setattr__", self.setter("store", "over broken started", store_state)
         )
 
-    def during(self, machine: Scheduler, cause: str, call: Callable[..., None]) -> Callable[..., None]:
+    def during(self, machine: SchedulerMachine, cause: str, call: Callable[..., None]) -> Callable[..., None]:
         def called(*arguments: Any) -> None:
             self.cause, before = cause, job_state(machine)
             call(*arguments)
@@ -98,7 +102,7 @@ def play(draw: random.Random) -> None:
     job = Job(draw.choice([1, 2, 3]), 0)
     grace, timeout = draw.choice([0.0, 3.0]), draw.choice([4.0, 20.0])
     chosen = SchedulerOptions("job", job.workers, servers, server_grace=grace, timeout=timeout)
-    job.machine = Scheduler(chosen)
+    job.machine = SchedulerMachine(chosen)
     alive: dict[str, str] = {}  # role by name
     acts = ["server", "worker", "worker", "keys", "leave", "bye", "silence", "time", "time", "end"]
     for number in range(2, draw.choice([10, 40])):
@@ -118,12 +122,12 @@ def play(draw: random.Random) -> None:
         elif act == "end" and draw.random() < 0.1:
             job.pass_time(30.0)
         elif act == "keys" and role == "worker":
-            job.say(name, m.CreateKeys(number, 0, (SPEC,)))
+            job.say(name, m.CreateKeysRequest(number, 0, (SPEC,)))
         elif act == "leave" and role == "worker":
-            job.say(name, m.Leave(0, lost=draw.random() < 0.3))
+            job.say(name, m.LeaveNotice(0, lost=draw.random() < 0.3))
         elif act in ("bye", "silence") and name:
             if act == "bye":
-                job.say(name, m.Bye(name, lost=draw.random() < 0.3))
+                job.say(name, m.ProcessEndNotice(name, lost=draw.random() < 0.3))
             del alive[name]
     job.pass_time(60.0)
 

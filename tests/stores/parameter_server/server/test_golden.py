@@ -78,7 +78,9 @@ def test_two_bits(dist: Any, threshold: str, layout: str, n: int) -> None:
         for piece in shards.entries["w"].slices:
             part = slice(piece.start // 4, (piece.stop + 15) // 16 * 4)
             parts = [(rank, SlicePayload(its[part], coding, sent)) for rank, its in enumerate(words)]
-            assert shards.shards[piece.server].rounds.apply([SliceUpdate(piece.id, t + 1, parts)]) == [None]
+            assert shards.shards[piece.server].rounds.apply_jobs([SliceUpdate(piece.id, t + 1, parts)]) == [
+                None
+            ]
         assert_same_bits(shards.pull("w"), wanted)
 
 
@@ -152,7 +154,7 @@ def test_rows(dist: Any, layout: str) -> None:
     found = []
     for piece in shards.entries["w"].slices:
         its = ids[(ids >= piece.start) & (ids < piece.stop)]
-        found.append(shards.shards[piece.server].rows(piece.id, its)[1])
+        found.append(shards.shards[piece.server].read_rows(piece.id, its)[1])
     assert_same_bits(np.concatenate(found), dist[f"rsp_{layout}__data"])
 
 

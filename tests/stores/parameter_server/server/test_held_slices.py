@@ -12,21 +12,21 @@ TABLE = m.KeyEntry(m.KeySpec("t", (8, 3), "float64", sparse=True), 2, (m.Slice(3
 
 def test_a_server_knows_the_slices_that_are_its_own() -> None:
     held = HeldSlices()
-    held.define(0, 0, (WHOLE, CUT))
-    held.define(0, 0, (WHOLE,))  # is sent again
-    held.define(0, 5, (TABLE,))
-    assert held.names() == {0: "w", 1: "7 (part 1 of 2)", 5 << 32 | 3: "t"}
-    assert (held.keys, held.nbytes) == (3, 160 + 12 + 3 * 3 * 8)
+    held.add_slices(0, 0, (WHOLE, CUT))
+    held.add_slices(0, 0, (WHOLE,))  # is sent again
+    held.add_slices(0, 5, (TABLE,))
+    assert held.slice_names() == {0: "w", 1: "7 (part 1 of 2)", 5 << 32 | 3: "t"}
+    assert (held.key_count, held.nbytes) == (3, 160 + 12 + 3 * 3 * 8)
 
 
 def test_names_stay_when_slices_go() -> None:
     held = HeldSlices()
-    held.define(0, 0, (WHOLE, CUT))
-    held.define(0, 1, (WHOLE,))
-    held.forget(0, (1, 99))
-    assert (held.keys, held.nbytes) == (2, 320)
-    held.forget(0, None)
-    assert (held.keys, held.nbytes) == (1, 160)
-    held.forget(1, None)
-    assert (held.keys, held.nbytes) == (0, 0)
-    assert sorted(held.names().values()) == ["7 (part 1 of 2)", "w", "w"]
+    held.add_slices(0, 0, (WHOLE, CUT))
+    held.add_slices(0, 1, (WHOLE,))
+    held.forget_slices(0, (1, 99))
+    assert (held.key_count, held.nbytes) == (2, 320)
+    held.forget_slices(0, None)
+    assert (held.key_count, held.nbytes) == (1, 160)
+    held.forget_slices(1, None)
+    assert (held.key_count, held.nbytes) == (0, 0)
+    assert sorted(held.slice_names().values()) == ["7 (part 1 of 2)", "w", "w"]

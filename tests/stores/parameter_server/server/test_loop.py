@@ -18,7 +18,7 @@ from kvstore.stores.parameter_server.protocol import events
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.server import store_shard
 from kvstore.stores.parameter_server.server.loop import ServerLoop
-from kvstore.stores.parameter_server.server.snapshot import SnapshotFolder, described
+from kvstore.stores.parameter_server.server.snapshot import SnapshotFolder, describe_slice
 from kvstore.stores.parameter_server.server.storage import ServerStorage
 
 STORES = {"stores": [{"store": 0}, {"store": 1}]}
@@ -37,14 +37,14 @@ def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerLoop
 
 def ended(loop: ServerLoop, patch: pytest.MonkeyPatch, write: Callable[[], None]) -> Any:
     """Let a snapshot be written by `write`, and return the event of its end."""
-    patch.setattr(loop._storage, "save", lambda _: write)
+    patch.setattr(loop._storage, "capture_stores", lambda _: write)
     return told_of_end(loop, patch)
 
 
 def told_of_end(loop: ServerLoop, patch: pytest.MonkeyPatch) -> Any:
     """Let a snapshot be written, and return the event of its end."""
     told: list[Any] = []
-    patch.setattr(loop, "_step", told.append)
+    patch.setattr(loop, "_step_machine", told.append)
     end = pace.deadline(20)
     while not told:
         assert time.monotonic() < end
@@ -84,10 +84,10 @@ def test_any_error_of_a_write_is_told(
 def put(storage: ServerStorage, value: float) -> None:
     """Set all elements of a key of two stores."""
     data = np.full(8, value, np.float32).tobytes()
-    record = m.Record(m.Kind.ASSIGN, 0, 1, place=m.PayloadLocation.FRAME, nbytes=len(data))
+    record = m.Record(m.RecordKind.ASSIGN, 0, 1, place=m.PayloadLocation.FRAME, nbytes=len(data))
     for store in (0, 1):
-        storage.define(events.DefineSlices(store, (ENTRY,)))
-        applied = storage.write(events.WriteSlices(store, [events.SliceWrite(0, record, (data,))]))
+        storage.define_slices(events.DefineSlices(store, (ENTRY,)))
+        applied = storage.write_slices(events.WriteSlices(store, [events.SliceWrite(0, record, (data,))]))
         assert applied.results == [(0, None)]
 
 
@@ -95,8 +95,8 @@ def there(folder: Path) -> dict[int, float]:
     """Return the contents of each store on a restarted server."""
     storage = ServerStorage(0, PsConfig(snapshot=str(folder)))
     found = {
-        one["store"]: float(storage.shard(one["store"]).read(0)[0])
-        for one in storage.restore("job")["stores"]
+        one["store"]: float(storage.store_shard(one["store"]).read_value(0)[0])
+        for one in storage.restore_stores("job")["stores"]
     }
     storage.close()
     return found
@@ -107,7 +107,7 @@ def test_without_memory_for_its_copies_a_snapshot_has_failed_and_the_next_is_who
     loop: ServerLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: int
 ) -> None:
     loop._storage.begin_snapshots("job")
-    monkeypatch.setattr(loop._machine, "snapshot", lambda: STORES)
+    monkeypatch.setattr(loop._machine, "snapshot_state", lambda: STORES)
     put(loop._storage, 1)
     assert told_of_end(loop, monkeypatch) is None
     put(loop._storage, 2)
@@ -116,10 +116,10 @@ def test_without_memory_for_its_copies_a_snapshot_has_failed_and_the_next_is_who
     def short(held: Any) -> Any:
         if next(calls) == store:
             raise MemoryError
-        return described(held)
+        return describe_slice(held)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_shard, "described", short)
+        patch.setattr(store_shard, "describe_slice", short)
         failure = told_of_end(loop, monkeypatch)
     assert failure.error == "StateFileError"
     assert "server 0 has no snapshot: MemoryError" in failure.text
@@ -133,19 +133,19 @@ def test_a_store_that_is_closed_while_its_snapshot_is_written_leaves_none(
     loop: ServerLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop._storage.begin_snapshots("job")
-    monkeypatch.setattr(loop._machine, "snapshot", lambda: STORES)
+    monkeypatch.setattr(loop._machine, "snapshot_state", lambda: STORES)
     put(loop._storage, 1)
-    written, closed = SnapshotFolder.write, threading.Event()
+    written, closed = SnapshotFolder.write_files, threading.Event()
 
     def write(*content: Any) -> None:
         assert closed.wait(20)
         written(*content)
 
-    monkeypatch.setattr(SnapshotFolder, "write", write)
+    monkeypatch.setattr(SnapshotFolder, "write_files", write)
     loop._look_after_snapshots(time.monotonic())
-    loop._storage.forget(events.ForgetSlices(0, None))
+    loop._storage.forget_slices(events.ForgetSlices(0, None))
     closed.set()
     assert told_of_end(loop, monkeypatch) is None
     assert there(tmp_path) == {1: 1}
-    loop._storage.forget(events.ForgetSlices(1, None))
+    loop._storage.forget_slices(events.ForgetSlices(1, None))
     assert not list((tmp_path / "server-0").glob("store-*"))

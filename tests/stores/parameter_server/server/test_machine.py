@@ -12,7 +12,7 @@ from kvstore.stores.parameter_server.server.machine import ServerMachine, Server
 from kvstore.stores.parameter_server.server.slice_rounds import SliceRounds
 
 ENTRY = m.KeyEntry(m.KeySpec("w", (8,), "float32"), 0, (m.Slice(0, 0, 0, 8),), ready=False)
-K = m.Kind
+K = m.RecordKind
 
 
 class Machine:
@@ -20,15 +20,15 @@ class Machine:
 
     def __init__(self, workers: int = 2, mode: str = "sync", restarted: bool = False, **more: Any) -> None:
         self.mode = mode
-        hello = m.Hello("server", 0, 1, "s", "job", m.PROTOCOL, restarted=restarted)
+        hello = m.HelloRequest("server", 0, 1, "s", "job", m.PROTOCOL, restarted=restarted)
         snapshot = more.pop("snapshot", None)
         self.machine = ServerMachine(hello, ServerOptions(report=1, **more), snapshot)
         self.actions: list[e.Action] = []
         self.numbers: dict[int, int] = {}
         self.messages = 0
         self.members = {rank: 100 + rank for rank in range(workers)}
-        self.from_scheduler(m.Welcome(-1, 0, 1, 0, (), ()))
-        self.from_scheduler(m.Slices(0, (ENTRY,)))
+        self.from_scheduler(m.WelcomeNotice(-1, 0, 1, 0, (), ()))
+        self.from_scheduler(m.SlicesNotice(0, (ENTRY,)))
         self.view(1)
 
     def step(self, event: e.Event) -> list[e.Action]:
@@ -37,26 +37,28 @@ class Machine:
 
     def from_scheduler(self, body: Any) -> None:
         self.messages += 1
-        self.step(e.Received("scheduler", m.ReliableMessage(self.messages, 0, body)))
+        self.step(e.MessageReceived("scheduler", m.ReliableMessage(self.messages, 0, body)))
 
     def view(self, epoch: int, resting: tuple[int, ...] = (), **more: Any) -> None:
         members = tuple(m.Member(rank, one) for rank, one in sorted(self.members.items()))
         more.setdefault("losses", ())
-        self.from_scheduler(m.View(0, epoch, members, resting, servers=(), mode=self.mode, **more))
+        self.from_scheduler(m.ViewNotice(0, epoch, members, resting, servers=(), mode=self.mode, **more))
 
-    def attach(self, rank: int, epoch: int = 1, **more: Any) -> m.Attached | None:
-        self.step(e.Received(rank, m.Attach(0, rank, self.members[rank], epoch, "job", **more)))
-        found = [one.message for one in self.actions if isinstance(one, e.Send) and one.peer == rank]
+    def attach(self, rank: int, epoch: int = 1, **more: Any) -> m.AttachReply | None:
+        self.step(e.MessageReceived(rank, m.AttachRequest(0, rank, self.members[rank], epoch, "job", **more)))
+        found = [one.message for one in self.actions if isinstance(one, e.SendMessage) and one.peer == rank]
         return found[-1] if found else None  # type: ignore[return-value]
 
-    def ask(self, rank: int, kind: m.Kind, round_: int = 0, sequence: int | None = None, **more: Any) -> None:
+    def ask(
+        self, rank: int, kind: m.RecordKind, round_: int = 0, sequence: int | None = None, **more: Any
+    ) -> None:
         if sequence is None:
             sequence = self.numbers[rank] = self.numbers.get(rank, 0) + 1
         place = m.PayloadLocation.FRAME if kind in (K.PUSH, K.PUSHPULL, K.INIT) else m.PayloadLocation.NONE
         epoch = more.pop("epoch", 1)
         record = m.Record(kind, 0, sequence, round_, **{"place": place, "nbytes": 4, **more})
         batch = m.Batch(0, rank, self.members[rank], epoch, [record], (f"{rank}:{round_}",))
-        self.step(e.Received(rank, batch))
+        self.step(e.MessageReceived(rank, batch))
 
     def start(self) -> None:
         for rank in self.members:
@@ -67,11 +69,11 @@ class Machine:
     def applied(self, failure: m.Failure | None = None) -> None:
         self.step(e.JobsApplied(0, [(0, failure)]))
 
-    def answers(self) -> dict[Any, list[tuple[m.Kind, int]]]:
+    def answers(self) -> dict[Any, list[tuple[m.RecordKind, int]]]:
         """Kind and sequence of each worker's replies."""
-        found: dict[Any, list[tuple[m.Kind, int]]] = {}
+        found: dict[Any, list[tuple[m.RecordKind, int]]] = {}
         for action in self.actions:
-            if isinstance(action, e.Reply) and action.answers:
+            if isinstance(action, e.SendReplies) and action.answers:
                 found[action.peer] = [(one[0], one[1].sequence) for one in action.answers]
         return found
 
@@ -79,7 +81,7 @@ class Machine:
         """The failures that each worker is notified of."""
         found: dict[Any, list[str]] = {}
         for action in self.actions:
-            for kind, _, _, detail in action.answers if isinstance(action, e.Reply) else ():
+            for kind, _, _, detail in action.answers if isinstance(action, e.SendReplies) else ():
                 if kind == K.FAILED:
                     found.setdefault(action.peer, []).append(detail.text)  # type: ignore[union-attr]
         return found
@@ -89,7 +91,7 @@ class Machine:
 
     def jobs(self) -> list[tuple[int, list[str]]]:
         """Round and payloads of the sums to compute."""
-        jobs = [job for action in self.actions if isinstance(action, e.Apply) for job in action.jobs]
+        jobs = [job for action in self.actions if isinstance(action, e.ApplyRounds) for job in action.jobs]
         return [(job.round, [frames[0] for _, _, frames in job.parts]) for job in jobs]
 
 
@@ -114,18 +116,18 @@ def with_slices(count: int) -> Machine:
         m.KeyEntry(m.KeySpec(f"k{at}", (8,), "float32"), at, (m.Slice(at, 0, 0, 8),), ready=False)
         for at in range(1, count)
     )
-    server.from_scheduler(m.Slices(0, tuple(entries)))
+    server.from_scheduler(m.SlicesNotice(0, tuple(entries)))
     return server
 
 
-def send(server: Machine, first: int, *kinds: m.Kind) -> list[e.Action]:
+def send(server: Machine, first: int, *kinds: m.RecordKind) -> list[e.Action]:
     """Ask for one thing of each slice in one message of worker 0, with sequences from `first`."""
     places = [m.PayloadLocation.FRAME if kind == K.ASSIGN else m.PayloadLocation.NONE for kind in kinds]
     records = [
         m.Record(kind, at, first + at, place=place, nbytes=4)
         for at, (kind, place) in enumerate(zip(kinds, places, strict=True))
     ]
-    return server.step(e.Received(0, m.Batch(0, 0, 100, 1, records, ("all",))))
+    return server.step(e.MessageReceived(0, m.Batch(0, 0, 100, 1, records, ("all",))))
 
 
 def test_what_one_message_writes_has_one_answer() -> None:
@@ -135,7 +137,7 @@ def test_what_one_message_writes_has_one_answer() -> None:
     assert [one.slice for one in write.writes] == list(range(count))
     failure = m.Failure("ShapeError", "on demand")
     server.step(e.JobsApplied(0, [(at, failure if at == 2 else None) for at in range(count)]))
-    (reply,) = (one for one in server.actions if isinstance(one, e.Reply))
+    (reply,) = (one for one in server.actions if isinstance(one, e.SendReplies))
     kinds = [K.DONE, K.DONE, K.FAILED, K.DONE, K.DONE]
     assert sorted((one[1].slice, one[0]) for one in reply.answers) == list(enumerate(kinds))
 
@@ -210,7 +212,7 @@ def test_a_probe_tells_what_never_came() -> None:
     server.ask(0, K.PUSHPULL, 1, sequence=2)
     server.ask(0, K.PUSHPULL, 1, sequence=2, flags=m.PROBE, place=m.PayloadLocation.NONE, nbytes=0)
     assert server.answers() == {}
-    assert any(isinstance(one, e.Reply) and one.batch.received == 8 for one in server.actions)
+    assert any(isinstance(one, e.SendReplies) and one.batch.received == 8 for one in server.actions)
 
 
 def test_a_failed_round_fails_its_requests_and_counts() -> None:
@@ -319,7 +321,7 @@ def test_async_pushes_are_applied_one_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("kind", [K.PULL, K.PULL_ROWS, K.FETCH_STATE])
-def test_an_async_read_has_what_its_worker_had_pushed_before(kind: m.Kind) -> None:
+def test_an_async_read_has_what_its_worker_had_pushed_before(kind: m.RecordKind) -> None:
     server = Machine(mode="async")
     server.start()
     server.ask(1, K.PUSH, 1)
@@ -460,7 +462,7 @@ def test_a_push_of_a_worker_that_has_left_is_in_no_round_of_its_successor() -> N
     server.members[1] = 201
     server.view(3, late=(1,))
     server.view(4, begun=1, bases=((0, 1),))
-    assert isinstance(server.attach(1, 4), m.Attached)
+    assert isinstance(server.attach(1, 4), m.AttachReply)
     server.ask(0, K.PUSH, 1, epoch=4)
     assert server.jobs() == [(1, ["0:1", "1:1"])]
     server.applied()
@@ -478,8 +480,8 @@ def test_an_old_process_is_fenced() -> None:
     server.view(2)
     server.members[1] = old
     server.ask(1, K.PUSH, 1)
-    assert [type(one.message) for one in server.actions if isinstance(one, e.Send)] == [m.Fenced]
-    assert isinstance(server.attach(1, 2), m.Fenced)
+    assert [type(one.message) for one in server.actions if isinstance(one, e.SendMessage)] == [m.FenceNotice]
+    assert isinstance(server.attach(1, 2), m.FenceNotice)
 
 
 def test_a_rejoined_worker_reads_at_once_and_is_waited_for_from_its_join_point_on() -> None:
@@ -491,14 +493,14 @@ def test_a_rejoined_worker_reads_at_once_and_is_waited_for_from_its_join_point_o
     assert server.jobs() == [(1, ["0:1"])]
     server.applied()
     attached = server.attach(1, 2, late=True)
-    assert isinstance(attached, m.Attached)
+    assert isinstance(attached, m.AttachReply)
     assert attached.bases == ()
     server.ask(1, K.PULL, 0)
     assert server.answers() == {1: [(K.VALUE, 1)]}
     server.view(3, late=(1,), begin=0)
     server.view(4, begun=1, bases=((0, 2),))
     attached = server.attach(1, 4)
-    assert isinstance(attached, m.Attached)
+    assert isinstance(attached, m.AttachReply)
     assert (attached.epoch, attached.bases) == (4, ((0, 2),))
     server.ask(0, K.PUSH, 2, epoch=4)
     assert server.jobs() == [(2, ["0:2"])]
@@ -523,7 +525,7 @@ def test_rounds_continue_until_all_others_are_at_the_join_point() -> None:
     assert server.jobs() == []
     server.view(3, begun=2, bases=((0, 1),))
     assert server.jobs() == []
-    assert isinstance(server.attach(2, 3), m.Attached)
+    assert isinstance(server.attach(2, 3), m.AttachReply)
     server.ask(2, K.PUSH, 2, epoch=3)
     assert server.jobs() == [(2, ["0:2", "1:2", "2:2"])]
 
@@ -537,19 +539,19 @@ def test_a_worker_that_begins_alone_follows_the_rounds_of_the_server() -> None:
     server.applied()
     server.view(3, begun=0)
     attached = server.attach(0, 3)
-    assert isinstance(attached, m.Attached)
+    assert isinstance(attached, m.AttachReply)
     assert attached.bases == ((0, 1),)
 
 
 def test_a_server_that_comes_back_asks_one_that_has_rejoined_for_its_rounds() -> None:
     first = Machine(2)
     first.start()
-    server = Machine(2, restarted=True, snapshot=first.machine.snapshot())
+    server = Machine(2, restarted=True, snapshot=first.machine.snapshot_state())
     assert server.attach(0, accepted=((0, 3),), met=True) is None
     assert server.attach(1, late=True) is None  # it does not know its join point yet
     assert server.attach(0, accepted=((0, 3),), met=True) is None
     attached = server.attach(1, accepted=((0, 2),))
-    assert isinstance(attached, m.Attached)
+    assert isinstance(attached, m.AttachReply)
     assert attached.bases == ((0, 2),)
     assert server.jobs() == [(2, [])]
     server.applied()
@@ -561,7 +563,7 @@ def test_an_early_attach_waits_for_its_view() -> None:
     server = Machine()
     assert server.attach(0, 5) is None
     server.view(5)
-    assert any(isinstance(one, e.Send) and one.peer == 0 for one in server.actions)
+    assert any(isinstance(one, e.SendMessage) and one.peer == 0 for one in server.actions)
 
 
 def test_an_init_waits_until_it_is_in_a_snapshot() -> None:
@@ -570,10 +572,10 @@ def test_an_init_waits_until_it_is_in_a_snapshot() -> None:
     server.ask(0, K.INIT)
     server.applied()
     assert server.answers() == {}
-    assert any(isinstance(one, e.SaveSnapshot) for one in server.step(e.Tick()))
+    assert any(isinstance(one, e.SaveSnapshot) for one in server.step(e.TickEvent()))
     server.step(e.SnapshotSaved())
     assert server.answers() == {}  # that one was begun before the value was there
-    assert server.machine.snapshot()["stores"][0]["rounds"] == [[0, 0]]
+    assert server.machine.snapshot_state()["stores"][0]["rounds"] == [[0, 0]]
     server.step(e.SnapshotSaved())
     assert server.answers() == {0: [(K.DONE, 1)]}
 
@@ -583,7 +585,7 @@ def test_an_init_that_is_in_no_snapshot_fails() -> None:
     server.attach(0)
     server.ask(0, K.INIT)
     server.applied()
-    server.machine.snapshot()
+    server.machine.snapshot_state()
     server.step(e.SnapshotSaved(m.Failure("StateFileError", "there is no snapshot")))
     assert server.failures() == {0: ["there is no snapshot"]}
 
@@ -594,11 +596,11 @@ def test_a_server_goes_on_from_its_snapshot_where_the_workers_are() -> None:
     for rank in (0, 1):
         first.ask(rank, K.PUSH, 1)
     first.applied()
-    assert first.machine.quiet()
-    server = Machine(2, restarted=True, snapshot=first.machine.snapshot())
+    assert first.machine.is_quiet()
+    server = Machine(2, restarted=True, snapshot=first.machine.snapshot_state())
     assert server.attach(0, accepted=((0, 3),), met=True) is None
     attached = server.attach(1, accepted=((0, 2),), met=True)
-    assert isinstance(attached, m.Attached)
+    assert isinstance(attached, m.AttachReply)
     assert server.jobs() == [(2, [])]  # the round is lost, and passed over
     server.applied()
     server.ask(1, K.PUSHPULL, 2)
@@ -612,7 +614,7 @@ def test_an_async_server_does_not_apply_again_what_its_snapshot_has() -> None:
     first.start()
     first.ask(0, K.PUSH, 1)
     first.applied()
-    server = Machine(1, mode="async", restarted=True, snapshot=first.machine.snapshot())
+    server = Machine(1, mode="async", restarted=True, snapshot=first.machine.snapshot_state())
     server.attach(0, met=True, accepted=())
     server.ask(0, K.PUSH, 1, sequence=2)
     assert (server.answers(), server.jobs()) == ({0: [(K.DONE, 2)]}, [])
@@ -623,7 +625,7 @@ def test_an_async_server_does_not_apply_again_what_its_snapshot_has() -> None:
 def test_an_async_server_that_was_restarted_waits_for_no_request_that_it_had_answered() -> None:
     first = Machine(1, mode="async")
     first.start()
-    server = Machine(1, mode="async", restarted=True, snapshot=first.machine.snapshot())
+    server = Machine(1, mode="async", restarted=True, snapshot=first.machine.snapshot_state())
     server.attach(0, met=True, accepted=())
     server.ask(0, K.PUSH, 2, sequence=3)  # the second was answered, and is lost
     assert server.jobs() == [(1, ["0:2"])]
@@ -634,9 +636,9 @@ def test_a_server_that_was_restarted_takes_requests_for_ever(mode: str) -> None:
     first = Machine(1, mode=mode)
     first.start()
     first.machine.step(e.SnapshotSaved(), 0.0)
-    server = Machine(1, mode=mode, restarted=True, snapshot=first.machine.snapshot())
+    server = Machine(1, mode=mode, restarted=True, snapshot=first.machine.snapshot_state())
     unanswered = (7, m.SPAN, m.SPAN + 5)
-    assert isinstance(server.attach(0, met=True, next=m.SPAN + 6, unanswered=unanswered), m.Attached)
+    assert isinstance(server.attach(0, met=True, next=m.SPAN + 6, unanswered=unanswered), m.AttachReply)
     for sequence in (*unanswered, *range(m.SPAN + 6, m.SPAN + 9), 2 * m.SPAN + 8):
         server.ask(0, K.PULL, sequence=sequence)
         assert server.answers() == {0: [(K.VALUE, sequence)]}
@@ -648,19 +650,19 @@ def test_the_missing_workers() -> None:
     server = Machine(3)
     server.start()
     server.ask(1, K.PUSH, 1)
-    server.step(e.Received(1, m.Who(0, 0, 1)))
+    server.step(e.MessageReceived(1, m.MissingRequest(0, 0, 1)))
     [action] = server.actions
-    assert isinstance(action, e.Send)
-    assert action.message == m.Missing(0, 0, 1, (0, 2))
+    assert isinstance(action, e.SendMessage)
+    assert action.message == m.MissingReply(0, 0, 1, (0, 2))
 
 
 def test_settings_are_installed_once_and_acknowledged() -> None:
     server = Machine()
-    server.from_scheduler(m.Install(0, 4, "settings", "sgd", since=9))
-    assert any(isinstance(one, m.Install) for one in server.actions)
+    server.from_scheduler(m.InstallRequest(0, 4, "settings", "sgd", since=9))
+    assert any(isinstance(one, m.InstallRequest) for one in server.actions)
     server.step(e.InstallDone(0, 4))
-    server.from_scheduler(m.Install(0, 4, "settings", "sgd", since=9))
-    assert not any(isinstance(one, m.Install) for one in server.actions)
+    server.from_scheduler(m.InstallRequest(0, 4, "settings", "sgd", since=9))
+    assert not any(isinstance(one, m.InstallRequest) for one in server.actions)
 
 
 def test_rules_are_kept() -> None:
@@ -679,19 +681,19 @@ def test_forgotten_slices_fail_waiting_requests() -> None:
     server = Machine()
     server.start()
     server.ask(0, K.PUSHPULL, 1)
-    server.from_scheduler(m.Install(0, 0, "drop", "0"))
+    server.from_scheduler(m.InstallRequest(0, 0, "drop", "0"))
     assert server.answers() == {0: [(K.FAILED, 2)]}
     assert e.ForgetSlices(0, (0,)) in server.actions
-    server.from_scheduler(m.Install(0, 0, "drop", ""))
+    server.from_scheduler(m.InstallRequest(0, 0, "drop", ""))
     assert e.ForgetSlices(0, None) in server.actions
-    assert server.machine.stores() == []
+    assert server.machine.store_numbers() == []
 
 
 def test_what_was_pushed_in_a_newer_epoch_waits_for_its_view() -> None:
     server = Machine(1)
     server.start()
     record = m.Record(K.PUSH, 0, 2, 1, place=m.PayloadLocation.FRAME, nbytes=4)
-    server.step(e.Received(0, m.Batch(0, 0, 100, 2, [record], ("0:1",))))
+    server.step(e.MessageReceived(0, m.Batch(0, 0, 100, 2, [record], ("0:1",))))
     assert server.actions == []
     server.members[1] = 101
     server.view(2)
@@ -702,7 +704,7 @@ def test_what_was_pushed_in_a_newer_epoch_waits_for_its_view() -> None:
 def test_a_resting_worker_reads_after_what_it_pushed_was_lost_with_the_server() -> None:
     first = Machine(1)
     first.start()
-    server = Machine(1, restarted=True, snapshot=first.machine.snapshot())
+    server = Machine(1, restarted=True, snapshot=first.machine.snapshot_state())
     server.view(2, resting=(0,))
     assert server.attach(0, 2, accepted=((0, 2),), met=True) is not None
     assert server.jobs() == [(2, [])]
@@ -715,10 +717,15 @@ def test_a_scheduler_that_was_never_there_is_not_lost() -> None:
     """But one that was, before the server was started again, is."""
     found = {}
     for restarted in (False, True):
-        hello = m.Hello("server", 0, 1, "s", "job", m.PROTOCOL, restarted=restarted)
+        hello = m.HelloRequest("server", 0, 1, "s", "job", m.PROTOCOL, restarted=restarted)
         machine = ServerMachine(hello, ServerOptions(start=1, where="tcp://127.0.0.1:1"))
-        machine.step(e.Start(), 0.0)
-        ends = [one for at in (0.5, 1.5, 2.5) for one in machine.step(e.Tick(), at) if isinstance(one, e.End)]
+        machine.step(e.StartEvent(), 0.0)
+        ends = [
+            one
+            for at in (0.5, 1.5, 2.5)
+            for one in machine.step(e.TickEvent(), at)
+            if isinstance(one, e.JobEnded)
+        ]
         (end,) = ends
         assert end.error is not None
         found[restarted] = end.error
@@ -733,9 +740,9 @@ def broken(machine: Machine, epoch: int = 2) -> None:
     machine.view(epoch, losses=(m.Loss("worker", 1, 5.0),), broken=True)
 
 
-def told(machine: Machine) -> list[tuple[m.Kind, int]]:
+def told(machine: Machine) -> list[tuple[m.RecordKind, int]]:
     """Kind and round of the answers of the last step to worker 0."""
-    replies = [one for one in machine.actions if isinstance(one, e.Reply) and one.peer == 0]
+    replies = [one for one in machine.actions if isinstance(one, e.SendReplies) and one.peer == 0]
     return [(answer[0], answer[2]) for reply in replies for answer in reply.answers]
 
 
@@ -779,12 +786,12 @@ def test_a_round_that_is_given_up_never_was() -> None:
     assert told(machine) == [(K.DONE, 0), (K.VALUE, 0)]
 
 
-def left_out(machine: Machine) -> list[m.LeftOut]:
-    sent = [one.message for one in machine.actions if isinstance(one, e.Send)]
-    return [one for one in sent if isinstance(one, m.LeftOut)]
+def left_out(machine: Machine) -> list[m.LeftOutNotice]:
+    sent = [one.message for one in machine.actions if isinstance(one, e.SendMessage)]
+    return [one for one in sent if isinstance(one, m.LeftOutNotice)]
 
 
-def one_round(machine: Machine, number: int, *ranks: int) -> list[m.LeftOut]:
+def one_round(machine: Machine, number: int, *ranks: int) -> list[m.LeftOutNotice]:
     found = []
     for rank in ranks:
         machine.ask(rank, K.PUSH, number)
@@ -801,7 +808,7 @@ def test_a_worker_that_leaves_without_join_is_reported_with_the_first_round_with
     del machine.members[1]
     machine.view(2)
     assert one_round(machine, 2, 0, 2) == []
-    assert one_round(machine, 3, 0, 2) == [m.LeftOut(0, 0, 1, 2)] * 2
+    assert one_round(machine, 3, 0, 2) == [m.LeftOutNotice(0, 0, 1, 2)] * 2
     assert one_round(machine, 4, 0, 2) == []
 
 
@@ -809,13 +816,13 @@ def test_a_leaving_worker_was_in_the_round_that_a_restart_of_the_server_has_lost
     first = Machine(workers=3)
     first.start()
     one_round(first, 1, 0, 1, 2)
-    machine = Machine(3, restarted=True, snapshot=first.machine.snapshot())
+    machine = Machine(3, restarted=True, snapshot=first.machine.snapshot_state())
     for rank, pushed in enumerate((1, 2, 1)):
         machine.attach(rank, accepted=((0, pushed),), met=True)
     del machine.members[1]
     machine.view(2)
     assert one_round(machine, 2, 0, 2) == []
-    assert one_round(machine, 3, 0, 2) == [m.LeftOut(0, 0, 1, 2)] * 2
+    assert one_round(machine, 3, 0, 2) == [m.LeftOutNotice(0, 0, 1, 2)] * 2
 
 
 def test_a_worker_that_has_joined_is_lost_or_never_pushed_is_not_reported() -> None:
@@ -869,7 +876,7 @@ def test_a_slice_with_a_part_of_the_next_round_is_not_sealed() -> None:
 def versions(server: Machine) -> list[tuple[int, int]]:
     """Carry out all rounds that are due; return each and the settings that it has."""
     found = []
-    while jobs := [job for one in server.actions if isinstance(one, e.Apply) for job in one.jobs]:
+    while jobs := [job for one in server.actions if isinstance(one, e.ApplyRounds) for job in one.jobs]:
         found += [(job.round, job.version) for job in jobs]
         server.applied()
     return found
@@ -955,7 +962,7 @@ def test_slices_that_are_made_later_have_the_settings_of_workers_that_have_joine
     server.start()
     server.view(2, resting=(1,), settled=((1, 9),))
     entry = m.KeyEntry(m.KeySpec("v", (8,), "float32"), 1, (m.Slice(1, 0, 0, 8),), ready=False)
-    server.from_scheduler(m.Slices(0, (entry,)))
+    server.from_scheduler(m.SlicesNotice(0, (entry,)))
     rounds = server.machine._stores[0].requests.slices
     assert rounds[1].settled == rounds[0].settled == {1: (0, 9)}
 

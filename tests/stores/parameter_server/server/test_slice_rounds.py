@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvstore.stores.parameter_server.protocol.messages import Kind, PayloadLocation, Record
+from kvstore.stores.parameter_server.protocol.messages import PayloadLocation, Record, RecordKind
 from kvstore.stores.parameter_server.server.slice_rounds import SliceRounds
 
 
@@ -19,7 +19,7 @@ class Ranks(frozenset[int]):
 
 
 def push(rounds: SliceRounds, rank: int, number: int = 1) -> None:
-    record = Record(Kind.PUSH, 0, number, number, place=PayloadLocation.FRAME, nbytes=4)
+    record = Record(RecordKind.PUSH, 0, number, number, place=PayloadLocation.FRAME, nbytes=4)
     assert rounds.put(number, rank, record, (b"1234",))
 
 

@@ -218,9 +218,9 @@ def test_states_of_rows_go_to_another_server(lazy: bool) -> None:
         shards.push(("t", [rows(3, seed)]))
     others.put_states(shards.states())
     for piece in shards.entries["t"].slices:
-        ids, found = shards.shards[0].rows(piece.id)
+        ids, found = shards.shards[0].read_rows(piece.id)
         payload = SlicePayload((ids, np.ascontiguousarray(found)), rows=len(ids))
-        assert others.shards[0].write([SliceValueWrite(piece.id, payload, first=False)]) == [None]
+        assert others.shards[0].write_values([SliceValueWrite(piece.id, payload, first=False)]) == [None]
     others.pushes = dict(shards.pushes)
     for seed in range(3, 6):
         for one in (shards, others):
@@ -286,7 +286,7 @@ def test_a_server_goes_on_from_its_snapshot(
             pair.check(key)
     train(pair, name, range(6, 8))
     shard = pair.shards.shards[0]
-    places = [shard.place(p.id) for p in pair.shards.entries["a"].slices if p.server == 0]
+    places = [shard.shared_location(p.id) for p in pair.shards.entries["a"].slices if p.server == 0]
     assert all((place is not None) == shared for place in places)
 
 
@@ -305,7 +305,7 @@ def test_a_table_whose_state_begins_after_the_snapshot(tmp_path: Path) -> None:
 def nothing_of(pair: Beside) -> bytes:
     """Return the initial state of the first table."""
     shard = pair.shards.shards[0]
-    return shard.fetch_state(next(iter(shard.placement())))
+    return shard.fetch_state(next(iter(shard.value_bytes())))
 
 
 def test_bfloat16_in_a_snapshot(tmp_path: Path) -> None:
@@ -341,11 +341,11 @@ def test_what_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
         assert first.exists()
     shard.capture(tmp_path, {"round": 9})()  # nothing but the manifest
     assert len(list(tmp_path.iterdir())) == 3
-    shard.forget([piece.id for piece in shards.entries["large"].slices])
+    shard.forget_slices([piece.id for piece in shards.entries["large"].slices])
     shard.capture(tmp_path, {})()
     assert not first.exists()
     again, _ = StoreShard.restore(tmp_path)
-    assert set(again.placement()) == {shards.entries["small"].slices[0].id}
+    assert set(again.value_bytes()) == {shards.entries["small"].slices[0].id}
 
 
 def test_another_folder_gets_everything(tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_another_folder_gets_everything(tmp_path: Path) -> None:
     shards.shards[0].capture(tmp_path / "one", {})()
     shards.shards[0].capture(tmp_path / "two", {})()
     again, _ = StoreShard.restore(tmp_path / "two")
-    assert (again.read(shards.entries["w"].slices[0].id) == 1).all()
+    assert (again.read_value(shards.entries["w"].slices[0].id) == 1).all()
 
 
 def test_settings_of_rounds_to_come_are_in_a_snapshot(tmp_path: Path) -> None:
@@ -479,7 +479,7 @@ def test_a_server_that_is_killed_while_it_writes(tmp_path: Path, step: str) -> N
     assert len(list(tmp_path.iterdir())) > 2
     again, rounds = StoreShard.restore(tmp_path)
     assert rounds == {"round": 1}
-    assert (again.read(slice) == 1).all()
+    assert (again.read_value(slice) == 1).all()
     again.capture(tmp_path, {"round": 3})()
     assert len(list(tmp_path.iterdir())) == 2
     assert StoreShard.restore(tmp_path)[1] == {"round": 3}
@@ -503,7 +503,7 @@ def test_a_full_disk_leaves_the_last_snapshot(tmp_path: Path, monkeypatch: pytes
     shard.capture(tmp_path, {"round": 3})()
     again, rounds = StoreShard.restore(tmp_path)
     assert rounds == {"round": 3}
-    assert math.fsum(again.read(shards.entries["w"].slices[0].id)) == 200
+    assert math.fsum(again.read_value(shards.entries["w"].slices[0].id)) == 200
 
 
 def test_a_snapshot_whose_folder_was_not_synchronised_is_not_written_over(
@@ -536,7 +536,7 @@ def test_a_snapshot_whose_folder_was_not_synchronised_is_not_written_over(
             shard.capture(tmp_path, {"round": round_})()
     again, rounds = StoreShard.restore(tmp_path)
     assert rounds == {"round": 2}
-    assert (again.read(slice) == 2).all()
+    assert (again.read_value(slice) == 2).all()
 
 
 def test_a_snapshot_that_is_written_while_training_goes_on(tmp_path: Path) -> None:
@@ -560,4 +560,4 @@ def test_a_snapshot_that_is_written_while_training_goes_on(tmp_path: Path) -> No
 def test_a_folder_that_was_moved(folder: Path, tmp_path: Path) -> None:
     shutil.move(folder, tmp_path / "elsewhere")
     shard, _ = StoreShard.restore(tmp_path / "elsewhere")
-    assert len(shard.placement()) > 3
+    assert len(shard.value_bytes()) > 3

@@ -28,10 +28,10 @@ def server(folder: Path, rank: int = 0) -> ServerStorage:
 
 def put(storage: ServerStorage, store: int, value: float) -> None:
     """Have the storage hold a key, all elements of which are `value`."""
-    storage.define(e.DefineSlices(store, (ENTRY,)))
+    storage.define_slices(e.DefineSlices(store, (ENTRY,)))
     data = np.full(8, value, np.float32).tobytes()
-    record = m.Record(m.Kind.ASSIGN, 0, 1, place=m.PayloadLocation.FRAME, nbytes=len(data))
-    applied = storage.write(e.WriteSlices(store, [e.SliceWrite(0, record, (data,))]))
+    record = m.Record(m.RecordKind.ASSIGN, 0, 1, place=m.PayloadLocation.FRAME, nbytes=len(data))
+    applied = storage.write_slices(e.WriteSlices(store, [e.SliceWrite(0, record, (data,))]))
     assert applied.results == [(0, None)]
 
 
@@ -44,7 +44,7 @@ def saved(storage: ServerStorage, store: int = 0) -> None:
 def save(storage: ServerStorage, *stores: int) -> None:
     """Write a snapshot."""
     try:
-        storage.save({"stores": [{"store": store} for store in stores]})()
+        storage.capture_stores({"stores": [{"store": store} for store in stores]})()
     finally:
         storage.end_snapshot()
 
@@ -72,15 +72,15 @@ def test_a_server_that_comes_back_has_the_snapshots_of_its_job(tmp_path: Path) -
     storage = server(tmp_path)
     storage.begin_snapshots("a job")
     saved(storage)
-    assert server(tmp_path).restore("a job") == {"stores": [{"store": 0}]}
+    assert server(tmp_path).restore_stores("a job") == {"stores": [{"store": 0}]}
 
 
 def test_a_server_that_comes_back_has_no_snapshots_of_another_job(tmp_path: Path) -> None:
     storage = server(tmp_path)
     storage.begin_snapshots("a job")
     saved(storage)
-    assert server(tmp_path).restore("another job") == {"stores": []}
-    assert server(tmp_path / "elsewhere").restore("a job") == {"stores": []}
+    assert server(tmp_path).restore_stores("another job") == {"stores": []}
+    assert server(tmp_path / "elsewhere").restore_stores("a job") == {"stores": []}
 
 
 def test_a_job_removes_the_snapshots_of_one_before_though_their_names_are_the_same(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_job_removes_the_snapshots_of_one_before_though_their_names_are_the_sa
         storage = server(tmp_path)
         storage.begin_snapshots("127.0.0.1:9091")
         saved(storage, store)
-    assert server(tmp_path).restore("127.0.0.1:9091") == {"stores": [{"store": 0}]}
+    assert server(tmp_path).restore_stores("127.0.0.1:9091") == {"stores": [{"store": 0}]}
 
 
 def test_a_job_that_was_killed_as_it_removed_an_earlier_ones_snapshots(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_job_that_was_killed_as_it_removed_an_earlier_ones_snapshots(tmp_path:
     for store in (0, 1):
         saved(storage, store)
     in_killed_child(lambda: server(tmp_path).begin_snapshots("127.0.0.1:9091"), "rmdir")
-    assert server(tmp_path).restore("127.0.0.1:9091") == {"stores": []}
+    assert server(tmp_path).restore_stores("127.0.0.1:9091") == {"stores": []}
 
 
 def test_which_server_it_is_may_be_told_late(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_which_server_it_is_may_be_told_late(tmp_path: Path) -> None:
     storage.set_rank(3)
     storage.begin_snapshots("a job")
     save(storage, 0)
-    assert server(tmp_path, 3).restore("a job") == {"stores": [{"store": 0}]}
+    assert server(tmp_path, 3).restore_stores("a job") == {"stores": [{"store": 0}]}
 
 
 # ------------------------------------------------------------------ snapshots of which a part is there
@@ -123,10 +123,10 @@ def test_a_server_that_was_killed_in_the_first_snapshot_of_a_store_has_those_of_
     folder = tmp_path / "server-0" / "store-1"
     assert any(path.suffix == ".tmp" for path in folder.iterdir())
     again = server(tmp_path)
-    assert again.restore("a job") == {"stores": [{"store": 0}]}
+    assert again.restore_stores("a job") == {"stores": [{"store": 0}]}
     assert not folder.exists()
     saved(again, 1)
-    assert len(server(tmp_path).restore("a job")["stores"]) == 2
+    assert len(server(tmp_path).restore_stores("a job")["stores"]) == 2
 
 
 @pytest.mark.parametrize("step", ["unlink", "rmdir"])
@@ -138,8 +138,8 @@ def test_a_server_that_was_killed_as_it_removed_a_closed_store_has_the_others(
     for store in (0, 1):
         saved(storage, store)
     gone = int(step == "unlink")  # of its files; or all are
-    in_killed_child(lambda: storage.forget(e.ForgetSlices(1, None)), step, gone)
-    assert server(tmp_path).restore("a job") == {"stores": [{"store": 0}]}
+    in_killed_child(lambda: storage.forget_slices(e.ForgetSlices(1, None)), step, gone)
+    assert server(tmp_path).restore_stores("a job") == {"stores": [{"store": 0}]}
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "1.safetensors"])
@@ -151,7 +151,7 @@ def test_a_damaged_snapshot_of_one_store_stays_an_error(tmp_path: Path, name: st
     folder = tmp_path / "server-0" / "store-1"
     (folder / name).write_bytes(b"{")
     with pytest.raises(kv.StateFileError):
-        server(tmp_path).restore("a job")
+        server(tmp_path).restore_stores("a job")
     assert len(list(folder.iterdir())) == 2
 
 
@@ -172,5 +172,5 @@ def test_a_store_whose_snapshot_cannot_be_written_keeps_no_other_from_its_own(tm
     (tmp_path / "aside").rename(folder)
     save(storage, 0, 1)
     again = server(tmp_path)
-    again.restore("a job")
-    assert [again.shard(store).read(0).tolist() for store in (0, 1)] == [[2] * 8] * 2
+    again.restore_stores("a job")
+    assert [again.store_shard(store).read_value(0).tolist() for store in (0, 1)] == [[2] * 8] * 2

@@ -275,7 +275,7 @@ def test_packed_gradients(code: str, optimizer: str | None) -> None:
     for piece, part in ((low, slice(0, at)), (high, slice(at, None))):
         parts = [(r, SlicePayload(bytes(words[part]), coding, threshold)) for r, words in enumerate(packed)]
         job = SliceUpdate(piece.id, 1, parts, 1, 1)
-        assert pair.shards.shards[piece.server].rounds.apply([job]) == [None]
+        assert pair.shards.shards[piece.server].rounds.apply_jobs([job]) == [None]
     pair.check("w")
 
 
@@ -297,7 +297,7 @@ def test_workers_that_pack_in_different_ways() -> None:
         decoded[-1][values[rank] <= -threshold] = -threshold
     pair.local.push("w", decoded)
     piece = pair.shards.entries["w"].slices[0]
-    assert pair.shards.shards[0].rounds.apply([SliceUpdate(piece.id, 1, parts)]) == [None]
+    assert pair.shards.shards[0].rounds.apply_jobs([SliceUpdate(piece.id, 1, parts)]) == [None]
     pair.check("w")
 
 
@@ -407,9 +407,9 @@ def test_a_huge_table_costs_the_rows_that_are_touched() -> None:
     held = 4 * 50_000
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     assert grown < 20 * held * width  # weight and two states, their smaller versions, gradients, ids
-    assert sum(shards.shards[0].placement().values()) < 4 * held * width
+    assert sum(shards.shards[0].value_bytes().values()) < 4 * held * width
     piece = shards.entries["t"].slices[1]
-    ids, rows = shards.shards[piece.server].rows(piece.id)
+    ids, rows = shards.shards[piece.server].read_rows(piece.id)
     assert len(ids) == held // 2
     assert ids[0] >= piece.start
     assert rows.shape == (held // 2, 8)
@@ -496,14 +496,14 @@ def test_a_whole_key_waits_for_all_its_slices() -> None:
     jobs = [
         SliceUpdate(p.id, 1, [(0, payload_of(value, p, False))], 1, 1) for p in shards.entries["w"].slices
     ]
-    assert shard.rounds.gather(jobs) == jobs  # nothing but sums
+    assert shard.rounds.applicable_jobs(jobs) == jobs  # nothing but sums
     shards.set_optimizer(create("lamb"))
-    assert shard.rounds.gather(jobs[:1]) == []
+    assert shard.rounds.applicable_jobs(jobs[:1]) == []
     other = SliceUpdate(
         shards.entries["v"].slices[0].id, 1, [(0, SlicePayload(np.ones(30, np.float32)))], 1, 1
     )
-    assert shard.rounds.gather([jobs[2], other]) == [other]
-    assert sorted(job.slice for job in shard.rounds.gather([jobs[1]])) == [job.slice for job in jobs]
+    assert shard.rounds.applicable_jobs([jobs[2], other]) == [other]
+    assert sorted(job.slice for job in shard.rounds.applicable_jobs([jobs[1]])) == [job.slice for job in jobs]
 
 
 def test_a_payload_that_cannot_be_read_fails_the_whole_key() -> None:
@@ -560,7 +560,7 @@ def test_a_wrong_payload_spoils_its_own_round_only(payload: SlicePayload, error:
         shards.init(key, np.zeros(10, np.float32))
     (a,), (b,) = shards.entries["a"].slices, shards.entries["b"].slices
     good = SlicePayload(np.ones(10, np.float32))
-    results = shards.shards[0].rounds.apply(
+    results = shards.shards[0].rounds.apply_jobs(
         [SliceUpdate(a.id, 1, [(0, good), (1, payload)]), SliceUpdate(b.id, 1, [(0, good)])]
     )
     assert isinstance(results[0], error)
@@ -578,7 +578,7 @@ def test_values_that_count_divided() -> None:
             (rank, SlicePayload(bytes(ten + rank), cpu.DIVIDED if divisor else 0, divisor))
             for rank, divisor in enumerate((one, other))
         ]
-        assert shards.shards[0].rounds.apply(
+        assert shards.shards[0].rounds.apply_jobs(
             [SliceUpdate(shards.entries["w"].slices[0].id, round_, parts)]
         ) == [None]
         wanted = ten / np.float32(one) + (ten + 1) / np.float32(other or 1)
@@ -591,7 +591,9 @@ def test_signalling_nans_that_count_divided_give_no_warning() -> None:
     signalling = np.array([0x7F800001, 0x3F800000], np.uint32).tobytes()
     parts = [(0, SlicePayload(signalling, cpu.DIVIDED, 2.0)), (1, SlicePayload(bytes(8), cpu.DIVIDED, 3.0))]
     with np.errstate(all="raise"):
-        results = shards.shards[0].rounds.apply([SliceUpdate(shards.entries["w"].slices[0].id, 1, parts)])
+        results = shards.shards[0].rounds.apply_jobs(
+            [SliceUpdate(shards.entries["w"].slices[0].id, 1, parts)]
+        )
     assert results == [None]
     assert np.isnan(shards.pull("w")[0])
     assert shards.pull("w")[1] == 0.5
@@ -602,7 +604,7 @@ def test_coded_values_of_other_types_are_refused(coding: int) -> None:
     shards = StoreShards(1)
     shards.init("w", np.zeros(32, np.float64))
     payload = SlicePayload(bytes(8), coding, 0.5)
-    results = shards.shards[0].rounds.apply(
+    results = shards.shards[0].rounds.apply_jobs(
         [SliceUpdate(shards.entries["w"].slices[0].id, 1, [(0, payload)])]
     )
     assert isinstance(results[0], kv.DTypeError)
@@ -629,12 +631,12 @@ def test_wrong_rows(ids: list[int], nbytes: int, error: type[Exception], optimiz
     piece = shards.entries["t"].slices[1]
     before = shards.pull("t")
     payload = SlicePayload((np.array(ids, np.int64), bytes(nbytes)), rows=2)
-    (found,) = shards.shards[1].rounds.apply([SliceUpdate(piece.id, 1, [(0, payload)], 1, 1)])
+    (found,) = shards.shards[1].rounds.apply_jobs([SliceUpdate(piece.id, 1, [(0, payload)], 1, 1)])
     assert isinstance(found, error)
     np.testing.assert_array_equal(shards.pull("t"), before)
     if nbytes:
         with pytest.raises(kv.RowIndexError, match=r"\[20, 40\)"):
-            shards.shards[1].rows(piece.id, np.array(ids, np.int64))
+            shards.shards[1].read_rows(piece.id, np.array(ids, np.int64))
 
 
 def test_integers_have_no_gradient() -> None:
@@ -674,7 +676,7 @@ def test_a_schedule_that_raises_counts_no_update() -> None:
             assert all(isinstance(error, kv.UpdaterError) for error in results)
             assert "Adam raised ZeroDivisionError on key 'w' (server 0): no rate" in str(results[0])
             piece = shards.entries["t"].slices[0]
-            assert len(shards.shards[0].rows(piece.id)[0]) == len(other.shards[0].rows(piece.id)[0])
+            assert len(shards.shards[0].read_rows(piece.id)[0]) == len(other.shards[0].read_rows(piece.id)[0])
         else:
             other.push(*pushed)
         for key in "wt":
@@ -688,24 +690,24 @@ def test_what_is_not_here() -> None:
     shard = shards.shards[0]
     dense, table = (shards.entries[key].slices[0].id for key in "wt")
     with pytest.raises(kv.KeyNotFoundError, match="no slice 7 of store 0"):
-        shard.read(7)
+        shard.read_value(7)
     assert isinstance(
-        shard.rounds.apply([SliceUpdate(7, 1, [(0, SlicePayload(b""))])])[0], kv.KeyNotFoundError
+        shard.rounds.apply_jobs([SliceUpdate(7, 1, [(0, SlicePayload(b""))])])[0], kv.KeyNotFoundError
     )
     with pytest.raises(kv.DTypeError, match="read by rows"):
-        shard.read(table)
+        shard.read_value(table)
     with pytest.raises(kv.DTypeError, match="is dense"):
-        shard.rows(dense)
+        shard.read_rows(dense)
     wrong = [
         (dense, SlicePayload(bytes(48), rows=2)),
         (dense, SlicePayload(bytes(41))),
         (7, SlicePayload(bytes(40))),
     ]
     good = dense, SlicePayload(np.ones(10, np.float32))
-    errors = shard.write([SliceValueWrite(*one, first=False) for one in (*wrong, good)])
+    errors = shard.write_values([SliceValueWrite(*one, first=False) for one in (*wrong, good)])
     assert [type(one) for one in errors] == [kv.DTypeError, kv.ShapeError, kv.KeyNotFoundError, type(None)]
     assert "cannot be set by rows" in str(errors[0])
-    assert (shard.read(dense) == 1).all()
+    assert (shard.read_value(dense) == 1).all()
 
 
 def test_no_rows_of_a_table() -> None:
@@ -713,7 +715,7 @@ def test_no_rows_of_a_table() -> None:
     shards.init("t", kv.RowSparseArray.zeros((40, 2, 3)))
     slice = shards.entries["t"].slices[0].id
     for wanted in (None, np.empty(0, np.int64)):
-        ids, found = shards.shards[0].rows(slice, wanted)
+        ids, found = shards.shards[0].read_rows(slice, wanted)
         assert len(ids) == 0
         assert found.shape == (0, 6)
 
@@ -726,8 +728,8 @@ def test_a_state_of_a_slice_without_a_value(name: str) -> None:
     shards.push(("v", [np.ones(4, np.float32)]))
     state = shards.states()[shards.entries["v"].slices[0].id]
     shard = shards.shards[0]
-    shard.forget([shards.entries["v"].slices[0].id])
-    shard.define([kv_entry("v", 50)])
+    shard.forget_slices([shards.entries["v"].slices[0].id])
+    shard.define_slices([kv_entry("v", 50)])
     with pytest.raises(kv.KeyNotFoundError, match="no value yet"):
         shard.put_state(50, state)
 
@@ -750,13 +752,13 @@ def test_a_slice_without_a_value() -> None:
     shards = StoreShards(1)
     shards.init("w", np.zeros(10, np.float32))
     shard = shards.shards[0]
-    shard.define([kv_entry("v", 50)])
+    shard.define_slices([kv_entry("v", 50)])
     with pytest.raises(kv.KeyNotFoundError, match="no value yet"):
-        shard.read(50)
+        shard.read_value(50)
     assert isinstance(
-        shard.rounds.apply([SliceUpdate(50, 1, [(0, SlicePayload(bytes(16)))])])[0], kv.KeyNotFoundError
+        shard.rounds.apply_jobs([SliceUpdate(50, 1, [(0, SlicePayload(bytes(16)))])])[0], kv.KeyNotFoundError
     )
-    assert set(shard.placement()) == {shards.entries["w"].slices[0].id}
+    assert set(shard.value_bytes()) == {shards.entries["w"].slices[0].id}
 
 
 def kv_entry(key: str, slice: int) -> Any:
@@ -779,10 +781,10 @@ def test_a_round_has_the_settings_of_its_pushes() -> None:
     shard, slice = shards.shards[0], shards.entries["w"].slices[0].id
     one = [(0, SlicePayload(np.ones(4, np.float32)))]
     for version, value in ((0, 1), (1, 0), (2, -10), (1, -20), (9, -30)):  # never back to older ones
-        assert shard.rounds.apply([SliceUpdate(slice, 1, one, version, 1)]) == [None]
-        assert (shard.read(slice) == value).all(), version
-    assert shard.rounds.apply([SliceUpdate(slice, 1, one, 0, 1)]) == [None]
-    assert (shard.read(slice) == -40).all()
+        assert shard.rounds.apply_jobs([SliceUpdate(slice, 1, one, version, 1)]) == [None]
+        assert (shard.read_value(slice) == value).all(), version
+    assert shard.rounds.apply_jobs([SliceUpdate(slice, 1, one, 0, 1)]) == [None]
+    assert (shard.read_value(slice) == -40).all()
 
 
 def test_other_settings_keep_states_and_another_optimizer_does_not() -> None:
@@ -816,9 +818,11 @@ def test_settings_replace_those_of_their_version() -> None:
     shards.set_optimizer(create("adam"))
     shard, (piece,) = shards.shards[0], shards.entries["w"].slices
     described = shards.log.newest
-    shard.install(1, SettingsAt(2, json.dumps(create("test", learning_rate=3.0).describe()), 2))
-    shard.install(1, described._replace(text=json.dumps(create("sgd", learning_rate=2.0).describe())))
-    assert [one.version for one in shard._optimizers.all()] == [0, 1]
+    shard.install_settings(1, SettingsAt(2, json.dumps(create("test", learning_rate=3.0).describe()), 2))
+    shard.install_settings(
+        1, described._replace(text=json.dumps(create("sgd", learning_rate=2.0).describe()))
+    )
+    assert [one.version for one in shard._optimizers.all_versions()] == [0, 1]
     shards.push(("w", [np.ones(4, np.float32)]))
     assert (shards.pull("w") == -2).all()
     assert shard.fetch_state(piece.id) != b""
@@ -830,13 +834,13 @@ def test_settings_of_an_earlier_version_hold_up_to_the_next() -> None:
     shard, (piece,) = shards.shards[0], shards.entries["w"].slices
     for version in (9, 3, 6):
         text = json.dumps(create("sgd", learning_rate=float(version)).describe())
-        shard.install(version, SettingsAt(1, text, 1))
-    assert [one.version for one in shard._optimizers.all()] == [0, 3, 6, 9]
+        shard.install_settings(version, SettingsAt(1, text, 1))
+    assert [one.version for one in shard._optimizers.all_versions()] == [0, 3, 6, 9]
     found = []
     for version in (2, 3, 5, 6, 8, 9, 20):
         before = shards.pull("w")
         parts = [(0, SlicePayload(np.ones(4, np.float32)))]
-        assert shard.rounds.apply([SliceUpdate(piece.id, 1, parts, version, 1)]) == [None]
+        assert shard.rounds.apply_jobs([SliceUpdate(piece.id, 1, parts, version, 1)]) == [None]
         found.append(float((before - shards.pull("w"))[0]))
     assert found == [-1, 3, 3, 6, 6, 9, 9]  # at first the sum is the value
 
@@ -885,7 +889,7 @@ def test_settings_that_change_all_the_time_do_not_pile_up() -> None:
     for _ in range(3000):
         shards.install("counts")
         shards.barrier()
-    assert len(shards.shards[0]._optimizers.all()) == 1024
+    assert len(shards.shards[0]._optimizers.all_versions()) == 1024
 
 
 # ------------------------------------------------------------------------------------------ shared memory
@@ -906,19 +910,19 @@ def test_values_that_workers_of_this_machine_read(name: str) -> None:
         pair.push(("w", [numbers((300, 100), seed=step)]))
         found = []
         for piece in pair.shards.entries["w"].slices:
-            place = shard.place(piece.id)
+            place = shard.shared_location(piece.id)
             assert place is not None
             out = np.empty(place.nbytes // 4, np.float32)
-            assert inbox.copy(*place[:3], place.seqlock, out)
+            assert inbox.copy_block(*place[:3], place.seqlock, out)
             if old is not None:
-                assert not inbox.copy(*place[:3], old[piece.id], out)
+                assert not inbox.copy_block(*place[:3], old[piece.id], out)
             found.append(out)
-        old = {p.id: shard.place(p.id).seqlock for p in pair.shards.entries["w"].slices}
+        old = {p.id: shard.shared_location(p.id).seqlock for p in pair.shards.entries["w"].slices}
         np.testing.assert_array_equal(np.concatenate(found), pair.local.view("w").reshape(-1))
-    assert shard.place(pair.shards.entries["t"].slices[0].id) is None
+    assert shard.shared_location(pair.shards.entries["t"].slices[0].id) is None
     used = memory.nbytes
     for _ in range(5):  # dropped entries free memory
-        shard.forget([piece.id for piece in pair.shards.entries.pop("w").slices])
+        shard.forget_slices([piece.id for piece in pair.shards.entries.pop("w").slices])
         pair.shards.init("w", numbers((300, 100)), (8192, 16384))
     assert memory.nbytes == used
 
@@ -929,9 +933,9 @@ def test_without_room_for_others_values_are_private() -> None:
     shards.init("large", np.ones(2**21, np.float32))
     shard = shards.shards[0]
     small, large = (shards.entries[key].slices[0].id for key in ("small", "large"))
-    assert shard.place(small) is not None
-    assert shard.place(large) is None
-    assert math.fsum(shard.read(large)) == 2**21
+    assert shard.shared_location(small) is not None
+    assert shard.shared_location(large) is None
+    assert math.fsum(shard.read_value(large)) == 2**21
 
 
 def test_forgotten_slices_are_gone() -> None:
@@ -939,8 +943,8 @@ def test_forgotten_slices_are_gone() -> None:
     shards.init("w", np.zeros(3000, np.float32), (1024,))
     shards.init("t", some_rows((40, 3), 5, 1), (20,))
     for shard in shards.shards:
-        shard.forget([piece.id for piece in shards.pieces()] + [12345])
-        assert shard.placement() == {}
+        shard.forget_slices([piece.id for piece in shards.pieces()] + [12345])
+        assert shard.value_bytes() == {}
         shard.close()
     with pytest.raises(kv.KeyNotFoundError):
         shards.pull("w")
@@ -1007,11 +1011,11 @@ def past(shards: StoreShards, key: str, round_: int) -> Array:
     for piece in shards.entries[key].slices:
         shard = shards.shards[piece.server]
         if not spec.sparse:
-            found.append(shard.past(piece.id, round_))
+            found.append(shard.past_value(piece.id, round_))
             continue
         every = np.arange(piece.start, piece.stop, dtype=np.int64)
-        rows = shard.past(piece.id, round_, every)[1]
-        ids, some = shard.past(piece.id, round_)
+        rows = shard.past_value(piece.id, round_, every)[1]
+        ids, some = shard.past_value(piece.id, round_)
         assert np.array_equal(rows[ids - piece.start], some)
         found.append(rows)
     return np.concatenate(found).reshape(spec.shape)

@@ -18,7 +18,7 @@ from kvstore.stores.parameter_server.server.storage import ServerStorage
 
 Array = npt.NDArray[np.float32]
 
-K = m.Kind
+K = m.RecordKind
 HALF, SLICES = 3, (0, 1)
 ENTRY = m.KeyEntry(
     m.KeySpec("w", (2 * HALF,), "float32"), 0, (m.Slice(0, 0, 0, HALF), m.Slice(1, 0, HALF, 2 * HALF)), False
@@ -57,26 +57,26 @@ class Job:
         self.mode, self.storage = mode, ServerStorage(0, PsConfig())
         self.members, self.epoch, self.messages = {rank: 100 + rank for rank in range(workers)}, 0, 0
         self.sequences = dict.fromkeys(range(workers), 0)
-        self.answers: list[tuple[int, m.Kind, int, int]] = []  # rank, kind, slice, the request's round
-        hello = m.Hello("server", 0, 1, "s", "job", m.PROTOCOL, restarted=completed is not None)
+        self.answers: list[tuple[int, m.RecordKind, int, int]] = []  # rank, kind, slice, the request's round
+        hello = m.HelloRequest("server", 0, 1, "s", "job", m.PROTOCOL, restarted=completed is not None)
         self.machine = ServerMachine(hello, ServerOptions(), self._snapshot(completed))
-        self.from_scheduler(m.Slices(0, (ENTRY,)))
+        self.from_scheduler(m.SlicesNotice(0, (ENTRY,)))
         text = json.dumps(create("lamb", wd=0.1).describe())
-        self.from_scheduler(m.Install(0, 1, "settings", text, since=1, ordinal=1, epoch=1))
+        self.from_scheduler(m.InstallRequest(0, 1, "settings", text, since=1, ordinal=1, epoch=1))
         self.view()
 
     def _snapshot(self, completed: int | None) -> dict[str, Any] | None:
         if completed is None:
             return None
-        self.storage.define(e.DefineSlices(0, (ENTRY,)))
-        self.storage.write(e.WriteSlices(0, [self._value(slice_) for slice_ in SLICES]))
+        self.storage.define_slices(e.DefineSlices(0, (ENTRY,)))
+        self.storage.write_slices(e.WriteSlices(0, [self._value(slice_) for slice_ in SLICES]))
         rounds = [[slice_, completed] for slice_ in SLICES]
         return {"stores": [{"store": 0, "version": 0, "rounds": rounds, "windows": []}]}
 
     def _value(self, slice_: int) -> e.SliceWrite:
         return e.SliceWrite(slice_, *self._payload(slice_, 0, START, kind=K.INIT))
 
-    def _payload(self, slice_: int, sequence: int, value: Array, kind: m.Kind, **more: Any) -> Any:
+    def _payload(self, slice_: int, sequence: int, value: Array, kind: m.RecordKind, **more: Any) -> Any:
         data = half(value, slice_).tobytes()
         record = m.Record(kind, slice_, sequence, place=m.PayloadLocation.FRAME, nbytes=len(data), **more)
         return record, (data,)
@@ -90,24 +90,24 @@ class Job:
                     work.append(follows)
 
     def _carry_out(self, action: e.Action) -> e.Event | None:
-        if isinstance(action, e.Reply):
+        if isinstance(action, e.SendReplies):
             for kind, request, _, _ in action.answers:
                 self.answers.append((action.batch.rank, kind, request.slice, request.round))
-        elif isinstance(action, m.Install):
-            return e.InstallDone(0, action.version, self.storage.configure(action))
+        elif isinstance(action, m.InstallRequest):
+            return e.InstallDone(0, action.version, self.storage.install_settings(action))
         handlers: dict[type, Any] = {
-            e.DefineSlices: self.storage.define,
-            e.WriteSlices: self.storage.write,
-            e.Apply: self.storage.apply,
-            e.AbortJobs: self.storage.abort,
-            e.WithdrawJobs: self.storage.withdraw,
-            e.Attachment: lambda one: self.storage.attach(one) and None,
+            e.DefineSlices: self.storage.define_slices,
+            e.WriteSlices: self.storage.write_slices,
+            e.ApplyRounds: self.storage.apply_rounds,
+            e.AbortJobs: self.storage.abort_jobs,
+            e.WithdrawJobs: self.storage.withdraw_jobs,
+            e.WorkerAttachment: lambda one: self.storage.attach_worker(one) and None,
         }
         return handlers[type(action)](action) if type(action) in handlers else None  # type: ignore[no-any-return]
 
     def from_scheduler(self, body: Any) -> None:
         self.messages += 1
-        self.step(e.Received("scheduler", m.ReliableMessage(self.messages, 0, body)))
+        self.step(e.MessageReceived("scheduler", m.ReliableMessage(self.messages, 0, body)))
 
     def view(self, lost: int | None = None) -> None:
         """Send the view of the members; a worker may be lost."""
@@ -116,10 +116,12 @@ class Job:
         if lost is not None:
             del self.members[lost]
         members = tuple(m.Member(rank, one) for rank, one in self.members.items())
-        self.from_scheduler(m.View(0, self.epoch, members, (), losses, servers=(), mode=self.mode))
+        self.from_scheduler(m.ViewNotice(0, self.epoch, members, (), losses, servers=(), mode=self.mode))
 
     def attach(self, rank: int, **more: Any) -> None:
-        self.step(e.Received(rank, m.Attach(0, rank, self.members[rank], self.epoch, "job", **more)))
+        self.step(
+            e.MessageReceived(rank, m.AttachRequest(0, rank, self.members[rank], self.epoch, "job", **more))
+        )
 
     def start(self) -> Job:
         for rank in self.members:
@@ -142,14 +144,14 @@ class Job:
         return self.sequences[rank]
 
     def _ask(self, rank: int, record: m.Record, frames: Any = ()) -> None:
-        self.step(e.Received(rank, m.Batch(0, rank, self.members[rank], self.epoch, [record], frames)))
+        self.step(e.MessageReceived(rank, m.Batch(0, rank, self.members[rank], self.epoch, [record], frames)))
 
-    def told(self) -> list[tuple[int, m.Kind, int, int]]:
+    def told(self) -> list[tuple[int, m.RecordKind, int, int]]:
         found, self.answers = self.answers, []
         return sorted(found)
 
     def value(self) -> Array:
-        return np.concatenate([self.storage.shard(0).read(slice_) for slice_ in SLICES])
+        return np.concatenate([self.storage.store_shard(0).read_value(slice_) for slice_ in SLICES])
 
     def check(self, *gradients: Array) -> None:
         """These updates are all there were."""
@@ -200,7 +202,7 @@ def test_what_all_slices_were_before_such_a_round_is_kept() -> None:
         job.push(rank, 1, 6, again)
     job.check(2 * only(1, again))
     for slice_ in SLICES:
-        np.testing.assert_array_equal(job.storage.shard(0).past(slice_, 5), half(START, slice_))
+        np.testing.assert_array_equal(job.storage.store_shard(0).past_value(slice_, 5), half(START, slice_))
 
 
 def test_a_repeated_push_may_be_of_an_older_version() -> None:
@@ -209,14 +211,14 @@ def test_a_repeated_push_may_be_of_an_older_version() -> None:
     job.pull(0, 0, 6)
     assert job.told() == [(0, K.DONE, 1, 6), (0, K.VALUE, 0, 6)]
     np.testing.assert_array_equal(job.value(), [*half(START, 0), *half(again, 1)])
-    assert job.machine.quiet()
+    assert job.machine.is_quiet()
 
 
 def test_a_round_that_all_slices_lost_changes_nothing() -> None:
     job = restarted(7, 7)
     job.pull(0, 0, 7)
     assert job.told() == [(0, K.VALUE, 0, 7)]
-    assert job.machine.quiet()
+    assert job.machine.is_quiet()
     np.testing.assert_array_equal(job.value(), START)
 
 
@@ -252,4 +254,4 @@ def test_no_worker_waits_for_the_other_slice_of_a_lost_worker_that_was_updated(l
         job.push(1, slice_, 2, then)
     assert job.told() == [(1, K.DONE, 0, 2), (1, K.DONE, 1, 2)]
     job.check(mixed, only(0, whole), then)
-    assert job.machine.quiet()
+    assert job.machine.is_quiet()

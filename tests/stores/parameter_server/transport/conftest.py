@@ -14,18 +14,18 @@ import pytest
 import zmq
 
 from kvstore.settings.keys import Keys
-from kvstore.stores.parameter_server.transport.context import Context
+from kvstore.stores.parameter_server.transport.context import ZmqContext
 
 _NAMES = itertools.count()
 
 
 @pytest.fixture
-def context() -> Iterator[Callable[..., Context]]:
+def context() -> Iterator[Callable[..., ZmqContext]]:
     """Make contexts that are closed at the end."""
     with contextlib.ExitStack() as stack:
 
-        def make(keys: Keys | None = None, **options: object) -> Context:
-            made = Context(keys, **options)  # type: ignore[arg-type]
+        def make(keys: Keys | None = None, **options: object) -> ZmqContext:
+            made = ZmqContext(keys, **options)  # type: ignore[arg-type]
             stack.callback(made.close)
             return made
 

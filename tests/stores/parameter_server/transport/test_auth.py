@@ -15,21 +15,21 @@ import zmq
 
 from kvstore.errors import AuthError
 from kvstore.settings.keys import Keys
-from kvstore.stores.parameter_server.transport.channel import ChannelPoller, Dealer, Router
-from kvstore.stores.parameter_server.transport.context import Context
+from kvstore.stores.parameter_server.transport.channel import ChannelPoller, DealerChannel, RouterChannel
+from kvstore.stores.parameter_server.transport.context import ZmqContext
 from kvstore.stores.parameter_server.transport.refusals import RefusalLog
-from kvstore.stores.parameter_server.transport.zmq_auth import password
+from kvstore.stores.parameter_server.transport.zmq_auth import job_password
 
-Contexts = Callable[..., Context]
+Contexts = Callable[..., ZmqContext]
 PATIENCE = 20.0
 
 
 @pytest.fixture
-def router(context: Contexts, job_keys: dict[str, Keys], address: str) -> Router:
-    return Router(context(job_keys["scheduler"]), address)
+def router(context: Contexts, job_keys: dict[str, Keys], address: str) -> RouterChannel:
+    return RouterChannel(context(job_keys["scheduler"]), address)
 
 
-def refused(dealer: Dealer) -> str:
+def refused(dealer: DealerChannel) -> str:
     start = time.monotonic()
     with pytest.raises(AuthError) as error:  # by the first, if it is that quick
         dealer.send([b"let me in"])
@@ -40,9 +40,9 @@ def refused(dealer: Dealer) -> str:
     return str(error.value)
 
 
-def test_the_jobs_processes_talk(router: Router, context: Contexts, job_keys: dict[str, Keys]) -> None:
+def test_the_jobs_processes_talk(router: RouterChannel, context: Contexts, job_keys: dict[str, Keys]) -> None:
     for name in ("worker", "server"):
-        dealer = Dealer(context(job_keys[name]), router.address, name.encode())
+        dealer = DealerChannel(context(job_keys[name]), router.address, name.encode())
         dealer.send([b"hello", bytes(1 << 20)])
         found = router.receive(PATIENCE)
         assert found is not None
@@ -53,20 +53,22 @@ def test_the_jobs_processes_talk(router: Router, context: Contexts, job_keys: di
 
 
 def test_a_server_is_known_by_its_own_key(context: Contexts, job_keys: dict[str, Keys], address: str) -> None:
-    router = Router(context(job_keys["server"]), address)
-    good = Dealer(context(job_keys["worker"]), router.address, b"worker", "server", 0)
+    router = RouterChannel(context(job_keys["server"]), address)
+    good = DealerChannel(context(job_keys["worker"]), router.address, b"worker", "server", 0)
     good.send([b"hello"])
     assert router.receive(PATIENCE)
-    bad = Dealer(context(job_keys["worker"]), router.address, b"worker 2")  # takes it for the scheduler
+    bad = DealerChannel(
+        context(job_keys["worker"]), router.address, b"worker 2"
+    )  # takes it for the scheduler
     text = refused(bad)
     assert f"scheduler at {router.address} refuses" in text
     assert "another key than this process expects" in text
 
 
 def test_a_key_that_is_not_on_the_list_is_refused(
-    router: Router, context: Contexts, job_keys: dict[str, Keys], caplog: pytest.LogCaptureFixture
+    router: RouterChannel, context: Contexts, job_keys: dict[str, Keys], caplog: pytest.LogCaptureFixture
 ) -> None:
-    text = refused(Dealer(context(job_keys["stranger"]), router.address, b"stranger"))
+    text = refused(DealerChannel(context(job_keys["stranger"]), router.address, b"stranger"))
     assert f"scheduler at {router.address} refuses this process: it does not know the key" in text
     assert "one launcher" in text
     assert router.receive(0.1) is None
@@ -77,10 +79,10 @@ def test_a_key_that_is_not_on_the_list_is_refused(
 
 
 def test_a_client_without_keys_is_refused(
-    router: Router, context: Contexts, caplog: pytest.LogCaptureFixture
+    router: RouterChannel, context: Contexts, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):  # all that the router sees may be that it hangs up
-        text = refused(Dealer(context(), router.address, b"bare"))
+        text = refused(DealerChannel(context(), router.address, b"bare"))
         assert "requires keys" in text
     assert router.receive(0.1) is None
     end = pace.deadline(PATIENCE)
@@ -102,7 +104,7 @@ def test_a_client_that_hangs_up_has_no_line_until_it_does_so_again(
     secured: bool,
 ) -> None:
     """It may be a process of the job that has ended."""
-    router = Router(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
+    router = RouterChannel(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
     port = int(router.address.rpartition(":")[2])
     for _ in range(times):
         with socket.create_connection(("127.0.0.1", port)):
@@ -114,33 +116,35 @@ def test_a_client_that_hangs_up_has_no_line_until_it_does_so_again(
 def test_a_client_with_keys_does_not_talk_in_the_clear(
     context: Contexts, job_keys: dict[str, Keys], address: str
 ) -> None:
-    router = Router(context(), address)
-    text = refused(Dealer(context(job_keys["worker"]), router.address, b"worker"))
+    router = RouterChannel(context(), address)
+    text = refused(DealerChannel(context(job_keys["worker"]), router.address, b"worker"))
     assert "it has no keys" in text
     assert router.receive(0.1) is None
 
 
 def test_a_server_without_a_key_in_the_list_is_told(context: Contexts, job_keys: dict[str, Keys]) -> None:
     with pytest.raises(AuthError, match=r"no key of server 1 at tcp://127\.0\.0\.1:1"):
-        Dealer(context(job_keys["worker"]), "tcp://127.0.0.1:1", b"worker", "server", 1)
+        DealerChannel(context(job_keys["worker"]), "tcp://127.0.0.1:1", b"worker", "server", 1)
 
 
-def test_a_poller_shows_the_refused(router: Router, context: Contexts, job_keys: dict[str, Keys]) -> None:
+def test_a_poller_shows_the_refused(
+    router: RouterChannel, context: Contexts, job_keys: dict[str, Keys]
+) -> None:
     poller = ChannelPoller()
-    dealer = Dealer(context(job_keys["stranger"]), router.address, b"stranger")
-    poller.add(dealer)
+    dealer = DealerChannel(context(job_keys["stranger"]), router.address, b"stranger")
+    poller.add_channel(dealer)
     assert poller.wait(PATIENCE) == [dealer]
     with pytest.raises(AuthError):
         dealer.receive()
-    poller.remove(dealer)
+    poller.remove_channel(dealer)
     poller.close()
 
 
 def test_refused_clients_do_not_disturb_the_others(
-    router: Router, context: Contexts, job_keys: dict[str, Keys]
+    router: RouterChannel, context: Contexts, job_keys: dict[str, Keys]
 ) -> None:
-    strangers = [Dealer(context(job_keys["stranger"]), router.address, b"s%d" % n) for n in range(10)]
-    worker = Dealer(context(job_keys["worker"]), router.address, b"worker")
+    strangers = [DealerChannel(context(job_keys["stranger"]), router.address, b"s%d" % n) for n in range(10)]
+    worker = DealerChannel(context(job_keys["worker"]), router.address, b"worker")
     for turn in range(50):
         worker.send([b"%d" % turn])
         found = router.receive(PATIENCE)
@@ -156,7 +160,10 @@ def test_the_list_of_keys_counts_not_knowledge_of_the_servers_key(job_keys: dict
 
 
 def test_another_process_is_refused_in_time(
-    router: Router, job_keys: dict[str, Keys], tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+    router: RouterChannel,
+    job_keys: dict[str, Keys],
+    tmp_path: Path,
+    start: Callable[..., subprocess.Popen[str]],
 ) -> None:
     (tmp_path / "keys").write_bytes(job_keys["stranger"].to_json())
     refused_one = start("client", router.address, str(tmp_path / "keys"), "stranger")
@@ -175,7 +182,7 @@ def test_nothing_can_be_read_on_the_way(context: Contexts, job_keys: dict[str, K
         tap.setsockopt(zmq.LINGER, 0)
         tap.setsockopt(zmq.RCVTIMEO, 500)
         port = tap.bind_to_random_port("tcp://127.0.0.1")
-        dealer = Dealer(context(job_keys["worker"]), f"tcp://127.0.0.1:{port}", b"worker")
+        dealer = DealerChannel(context(job_keys["worker"]), f"tcp://127.0.0.1:{port}", b"worker")
         dealer.send([b"the weights of the model"])
         seen = b""
         try:
@@ -195,8 +202,8 @@ def test_a_peer_has_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     refusals = RefusalLog(lambda: now[0])
     for second in range(150):
         now[0] = 100.0 + second
-        refusals.note("peer a", "bad key")
-    refusals.note("peer b", "bad key")
+        refusals.note_refusal("peer a", "bad key")
+    refusals.note_refusal("peer b", "bad key")
     lines = [one.getMessage() for one in caplog.records]
     assert lines == [
         "refused peer a: bad key",
@@ -211,7 +218,7 @@ def test_peers_without_end_take_no_memory_without_end(caplog: pytest.LogCaptureF
     caplog.set_level(logging.CRITICAL, "kvstore.wire")
     refusals = RefusalLog(lambda: 0.0)
     for number in range(5000):
-        refusals.note(f"peer {number}", "bad key")
+        refusals.note_refusal(f"peer {number}", "bad key")
     assert refusals.count == 5000
     assert len(refusals._last) <= 1024
 
@@ -219,7 +226,7 @@ def test_peers_without_end_take_no_memory_without_end(caplog: pytest.LogCaptureF
 def test_a_refusal_names_the_port_that_was_taken(
     context: Contexts, job_keys: dict[str, Keys], caplog: pytest.LogCaptureFixture
 ) -> None:
-    router = Router(context(job_keys["scheduler"]), "tcp://127.0.0.1:0")
+    router = RouterChannel(context(job_keys["scheduler"]), "tcp://127.0.0.1:0")
     assert not router.address.endswith(":0")
     host, _, port = router.address.rpartition("//")[2].rpartition(":")
     with socket.create_connection((host, int(port)), PATIENCE) as stranger:
@@ -231,21 +238,21 @@ def test_a_refusal_names_the_port_that_was_taken(
 
 
 def test_a_process_of_another_job_is_told_so(
-    context: Callable[..., Context], address: str, caplog: pytest.LogCaptureFixture
+    context: Callable[..., ZmqContext], address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    router = Router(context(job="ours"), address)
-    text = refused(Dealer(context(job="theirs"), router.address, b"worker"))
+    router = RouterChannel(context(job="ours"), address)
+    text = refused(DealerChannel(context(job="theirs"), router.address, b"worker"))
     assert "another job: KVSTORE_JOB" in text
     assert router.receive(0.0) is None
     assert "its password is not of this job" in caplog.text
     assert "ours" not in caplog.text + text
-    assert password("theirs").decode() not in caplog.text
+    assert job_password("theirs").decode() not in caplog.text
 
 
-def test_a_job_may_get_its_name_after_its_address(context: Callable[..., Context]) -> None:
+def test_a_job_may_get_its_name_after_its_address(context: Callable[..., ZmqContext]) -> None:
     made = context(job="nobody knows this")
-    router = Router(made, "tcp://127.0.0.1:0")
+    router = RouterChannel(made, "tcp://127.0.0.1:0")
     made.job = router.address
-    dealer = Dealer(context(job=router.address), router.address, b"worker")
+    dealer = DealerChannel(context(job=router.address), router.address, b"worker")
     dealer.send([b"hello"])
     assert router.receive(20)

@@ -20,16 +20,16 @@ from kvstore.errors import ClosedError, ConfigError, KVStoreError
 from kvstore.settings.keys import Keys
 from kvstore.stores.parameter_server.transport.channel import (
     ChannelPoller,
-    Dealer,
+    DealerChannel,
     NotSentError,
-    Router,
+    RouterChannel,
     ZmqChannel,
 )
-from kvstore.stores.parameter_server.transport.context import Context
+from kvstore.stores.parameter_server.transport.context import ZmqContext
 from kvstore.stores.parameter_server.transport.frames import MessageLimits
 from kvstore.stores.parameter_server.transport.options import BORROWED, tune_malloc
 
-Contexts = Callable[..., Context]
+Contexts = Callable[..., ZmqContext]
 PATIENCE = 20.0
 
 
@@ -38,10 +38,10 @@ def bytes_of(frames: list[zmq.Frame] | None) -> list[bytes]:
     return [frame.bytes for frame in frames]
 
 
-def pair(context: Contexts, address: str, **options: object) -> tuple[Router, Dealer]:
+def pair(context: Contexts, address: str, **options: object) -> tuple[RouterChannel, DealerChannel]:
     made = context(**options)
-    router = Router(made, address)
-    return router, Dealer(made, router.address, b"worker 0")
+    router = RouterChannel(made, address)
+    return router, DealerChannel(made, router.address, b"worker 0")
 
 
 def until(true: Callable[[], Any]) -> Any:
@@ -66,7 +66,7 @@ def test_messages_go_both_ways(context: Contexts, address: str) -> None:
 
 
 def test_the_address_taken_has_its_port(context: Contexts) -> None:
-    router = Router(context(), "tcp://127.0.0.1:0")
+    router = RouterChannel(context(), "tcp://127.0.0.1:0")
     assert router.address.startswith("tcp://127.0.0.1:")
     assert int(router.address.rpartition(":")[2]) > 0
 
@@ -83,7 +83,7 @@ def test_ipv6(context: Contexts) -> None:
 def test_a_unix_socket_leaves_no_file(context: Contexts) -> None:
     name = f"kvstore/test/{os.getpid()}/file"
     before = set(os.listdir("/tmp"))
-    router = Router(context(), f"ipc://@{name}")
+    router = RouterChannel(context(), f"ipc://@{name}")
     assert router.address == f"ipc://@{name}"
     with open("/proc/net/unix") as table:
         assert any(line.endswith(f"@{name}\n") for line in table)
@@ -119,7 +119,7 @@ def test_a_router_reports_an_absent_peer(context: Contexts, address: str) -> Non
     until(lambda: raises_not_sent(router))
 
 
-def raises_not_sent(router: Router) -> bool:
+def raises_not_sent(router: RouterChannel) -> bool:
     try:
         router.send(b"worker 0", [b"x"])
     except NotSentError:
@@ -129,7 +129,7 @@ def raises_not_sent(router: Router) -> bool:
 
 def test_a_full_queue_says_so(context: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.stores.parameter_server.transport.options._WAITING", 5)
-    dealer = Dealer(context(), f"tcp://127.0.0.1:{free_port()}", b"nobody listens")
+    dealer = DealerChannel(context(), f"tcp://127.0.0.1:{free_port()}", b"nobody listens")
     for _ in range(5):
         dealer.send([b"x"])
     with pytest.raises(NotSentError, match="queue is full"):
@@ -138,10 +138,10 @@ def test_a_full_queue_says_so(context: Contexts, monkeypatch: pytest.MonkeyPatch
 
 def test_a_dealer_comes_before_its_router(context: Contexts) -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
-    dealer = Dealer(context(), address, b"early")
+    dealer = DealerChannel(context(), address, b"early")
     dealer.send([b"hello"])
     time.sleep(0.1)
-    router = Router(context(), address)
+    router = RouterChannel(context(), address)
     found = router.receive(PATIENCE)
     assert found is not None
     assert found[0] == b"early"
@@ -149,12 +149,12 @@ def test_a_dealer_comes_before_its_router(context: Contexts) -> None:
 
 def test_a_dealer_finds_a_router_that_has_started_again(context: Contexts) -> None:
     first = context()
-    router, dealer = Router(first, "tcp://127.0.0.1:0"), None
-    dealer = Dealer(context(), router.address, b"faithful")
+    router, dealer = RouterChannel(first, "tcp://127.0.0.1:0"), None
+    dealer = DealerChannel(context(), router.address, b"faithful")
     dealer.send([b"one"])
     assert router.receive(PATIENCE)
     first.close()
-    router = Router(context(), router.address)
+    router = RouterChannel(context(), router.address)
     end = pace.deadline(PATIENCE)
     while (found := router.receive(0.1)) is None:  # messages in flight when it ended are lost
         assert time.monotonic() < end
@@ -187,7 +187,7 @@ def mirror(address: str) -> None:
                 connection.sendall(data)
 
 
-def meets_deaths(dealer: Dealer) -> None:
+def meets_deaths(dealer: DealerChannel) -> None:
     """The peer dies repeatedly, before its first message."""
     for _ in range(4):
         with contextlib.closing(listening(dealer.address)) as listener:
@@ -195,7 +195,7 @@ def meets_deaths(dealer: Dealer) -> None:
         assert dealer.receive(0.4) is None  # it has found no peer in this time
 
 
-def meets_itself(dealer: Dealer) -> None:
+def meets_itself(dealer: DealerChannel) -> None:
     mirror(dealer.address)
     assert dealer.receive(0.3) is None
 
@@ -203,13 +203,13 @@ def meets_itself(dealer: Dealer) -> None:
 @pytest.mark.parametrize("meets", [meets_deaths, meets_itself])
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_dealer_that_is_there_before_its_router_refuses_none(
-    context: Contexts, job_keys: dict[str, Keys], secure: bool, meets: Callable[[Dealer], None]
+    context: Contexts, job_keys: dict[str, Keys], secure: bool, meets: Callable[[DealerChannel], None]
 ) -> None:
     keys = {name: job_keys[name] if secure else None for name in ("worker", "scheduler")}
     address = f"tcp://127.0.0.1:{free_port()}"
-    dealer = Dealer(context(keys["worker"]), address, b"patient")
+    dealer = DealerChannel(context(keys["worker"]), address, b"patient")
     meets(dealer)
-    router = Router(context(keys["scheduler"]), address)
+    router = RouterChannel(context(keys["scheduler"]), address)
     dealer.send([b"hello"])
     found = until(lambda: dealer.receive(0.0) or router.receive(0.1))
     assert found[0] == b"patient"
@@ -217,14 +217,14 @@ def test_a_dealer_that_is_there_before_its_router_refuses_none(
 
 def test_a_dealer_comes_back_though_it_has_met_something_else(context: Contexts) -> None:
     first = context()
-    router = Router(first, "tcp://127.0.0.1:0")
-    dealer = Dealer(context(), router.address, b"faithful")
+    router = RouterChannel(first, "tcp://127.0.0.1:0")
+    dealer = DealerChannel(context(), router.address, b"faithful")
     dealer.send([b"one"])
     assert router.receive(PATIENCE)
-    assert dealer.receive(0.0) is None and dealer.watch is None
+    assert dealer.receive(0.0) is None and dealer.handshake_monitor is None
     first.close()
     mirror(router.address)
-    router, end = Router(context(), router.address), pace.deadline(PATIENCE)
+    router, end = RouterChannel(context(), router.address), pace.deadline(PATIENCE)
     while (found := router.receive(0.1)) is None:
         assert time.monotonic() < end
         with contextlib.suppress(NotSentError):
@@ -236,13 +236,13 @@ def test_free_ports_are_none_that_the_system_gives_to_connections(context: Conte
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     if first < 20_000:
         pytest.skip("this system gives almost all of its ports to connections")
-    ports = [int(Router(context(), "tcp://127.0.0.1:0").address.rpartition(":")[2]) for _ in range(5)]
+    ports = [int(RouterChannel(context(), "tcp://127.0.0.1:0").address.rpartition(":")[2]) for _ in range(5)]
     assert max(ports) < first and len(set(ports)) == 5
 
 
 def test_messages_over_the_limit_never_reach_the_receiver(context: Contexts, address: str) -> None:
-    router = Router(context(limits=MessageLimits(frame=10_000, control=10_000, records=10)), address)
-    dealer = Dealer(context(), router.address, b"too large")
+    router = RouterChannel(context(limits=MessageLimits(frame=10_000, control=10_000, records=10)), address)
+    dealer = DealerChannel(context(), router.address, b"too large")
     dealer.send([b"hello"])
     assert router.receive(PATIENCE)
     dealer.send([b"head", bytes(100_000)])
@@ -250,7 +250,7 @@ def test_messages_over_the_limit_never_reach_the_receiver(context: Contexts, add
     until(lambda: try_once(dealer, router))
 
 
-def try_once(dealer: Dealer, router: Router) -> bool:
+def try_once(dealer: DealerChannel, router: RouterChannel) -> bool:
     dealer.send([b"small"])
     found = router.receive(0.2)
     assert found is None or len(found[1]) == 1, "the large message came"
@@ -314,10 +314,10 @@ class Cut:
 
 
 def test_a_dealer_whose_old_connection_looks_alive_is_heard_on_its_new_one(context: Contexts) -> None:
-    router = Router(context(), "tcp://127.0.0.1:0")
+    router = RouterChannel(context(), "tcp://127.0.0.1:0")
     relay = Cut(int(router.address.rpartition(":")[2]))
     try:
-        dealer = Dealer(context(), f"tcp://127.0.0.1:{relay.port}", b"worker 0")
+        dealer = DealerChannel(context(), f"tcp://127.0.0.1:{relay.port}", b"worker 0")
         for turn in range(5):
             end = pace.deadline(PATIENCE)
             while (found := router.receive(0.05)) is None:
@@ -356,14 +356,14 @@ def test_a_taken_port_is_named(context: Contexts) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port} is taken.*KVSTORE_PORT"):
-            Router(context(), f"tcp://127.0.0.1:{port}")
+            RouterChannel(context(), f"tcp://127.0.0.1:{port}")
 
 
 def test_a_taken_unix_socket_is_named(context: Contexts) -> None:
     name = f"ipc://@kvstore/test/{os.getpid()}/taken"
-    kept = Router(context(), name)
+    kept = RouterChannel(context(), name)
     with pytest.raises(ConfigError, match="is taken"):
-        Router(context(), name)
+        RouterChannel(context(), name)
     assert kept.address == name
 
 
@@ -371,7 +371,7 @@ def test_an_address_of_another_machine_is_told_with_those_of_this_one(context: C
     with pytest.raises(
         ConfigError, match=r"192\.0\.2\.77:0 is not an address of this machine \(.*127\.0\.0\.1"
     ):
-        Router(context(), "tcp://192.0.2.77:0")
+        RouterChannel(context(), "tcp://192.0.2.77:0")
 
 
 @pytest.mark.parametrize(
@@ -379,19 +379,19 @@ def test_an_address_of_another_machine_is_told_with_those_of_this_one(context: C
 )
 def test_what_is_no_address_is_refused_on_both_sides(context: Contexts, wrong: str) -> None:
     with pytest.raises(ConfigError):
-        Router(context(), wrong)
+        RouterChannel(context(), wrong)
     with pytest.raises(ConfigError):
-        Dealer(context(), wrong, b"lost")
+        DealerChannel(context(), wrong, b"lost")
 
 
 def test_a_port_is_free_again_once_its_router_is_closed(context: Contexts) -> None:
     made = context()
-    router = Router(made, "tcp://127.0.0.1:0")
+    router = RouterChannel(made, "tcp://127.0.0.1:0")
     router.close()
 
     def taken() -> bool:
         try:
-            Router(made, router.address)
+            RouterChannel(made, router.address)
         except ConfigError:
             return False
         return True
@@ -404,11 +404,11 @@ def test_a_port_is_free_again_once_its_router_is_closed(context: Contexts) -> No
 
 def test_a_poller_finds_those_with_messages(context: Contexts, address: str) -> None:
     router, dealer = pair(context, address)
-    other = Dealer(context(), router.address, b"worker 1")
+    other = DealerChannel(context(), router.address, b"worker 1")
     poller = ChannelPoller()
     channels: list[ZmqChannel] = [router, dealer, other]
     for channel in channels:
-        poller.add(channel)
+        poller.add_channel(channel)
     assert poller.wait(0.02) == []
     dealer.send([b"x"])
     other.send([b"x"])
@@ -421,11 +421,11 @@ def test_a_poller_finds_those_with_messages(context: Contexts, address: str) -> 
     while len(ready) < 2:
         for one in poller.wait(PATIENCE):
             ready.add(one)
-            assert isinstance(one, Dealer)
+            assert isinstance(one, DealerChannel)
             one.receive()
     assert ready == {dealer, other}
-    poller.remove(dealer)
-    poller.remove(dealer)
+    poller.remove_channel(dealer)
+    poller.remove_channel(dealer)
     router.send(b"worker 0", [b"unheard"])
     assert poller.wait(0.1) == []
     poller.close()
@@ -434,7 +434,7 @@ def test_a_poller_finds_those_with_messages(context: Contexts, address: str) -> 
 
 def test_a_poller_is_woken_by_another_thread(context: Contexts) -> None:
     poller = ChannelPoller()
-    poller.add(Router(context(), "tcp://127.0.0.1:0"))
+    poller.add_channel(RouterChannel(context(), "tcp://127.0.0.1:0"))
     waker = threading.Timer(0.1, poller.wake)
     waker.start()
     start = time.monotonic()
@@ -450,13 +450,13 @@ def test_a_poller_is_woken_by_another_thread(context: Contexts) -> None:
 
 def test_a_closed_context_says_so(context: Contexts) -> None:
     made = context()
-    router = Router(made, "tcp://127.0.0.1:0")
+    router = RouterChannel(made, "tcp://127.0.0.1:0")
     made.close()
     made.close()
     for attempt in (
         router.receive,
         lambda: router.send(b"x", [b"x"]),
-        lambda: Router(made, "tcp://127.0.0.1:0"),
+        lambda: RouterChannel(made, "tcp://127.0.0.1:0"),
     ):
         with pytest.raises(ClosedError):
             attempt()
@@ -464,16 +464,16 @@ def test_a_closed_context_says_so(context: Contexts) -> None:
 
 def test_unsent_messages_hold_up_the_end_for_as_long_as_told(context: Contexts) -> None:
     made = context()
-    Dealer(made, f"tcp://127.0.0.1:{free_port()}", b"nobody listens").send([b"x"])
+    DealerChannel(made, f"tcp://127.0.0.1:{free_port()}", b"nobody listens").send([b"x"])
     start = time.monotonic()
     made.close(0.3)
     assert 0.2 < time.monotonic() - start < PATIENCE
 
 
 def test_last_words_arrive(context: Contexts) -> None:
-    router = Router(context(), "tcp://127.0.0.1:0")
+    router = RouterChannel(context(), "tcp://127.0.0.1:0")
     made = context()
-    Dealer(made, router.address, b"last").send([b"words"])
+    DealerChannel(made, router.address, b"last").send([b"words"])
     made.close(PATIENCE)
     assert router.receive(PATIENCE)
 
@@ -481,10 +481,10 @@ def test_last_words_arrive(context: Contexts) -> None:
 def test_nothing_is_left_of_a_context(context: Contexts, address: str) -> None:
     def once() -> None:
         made = context()
-        router, dealer = Router(made, address), None
-        dealer = Dealer(made, router.address, b"worker 0")
+        router, dealer = RouterChannel(made, address), None
+        dealer = DealerChannel(made, router.address, b"worker 0")
         poller = ChannelPoller()
-        poller.add(dealer)
+        poller.add_channel(dealer)
         dealer.send([b"x", bytes(1 << 20)])
         assert router.receive(PATIENCE)
         made.close()
@@ -499,10 +499,10 @@ def test_nothing_is_left_of_a_context(context: Contexts, address: str) -> None:
 
 def test_dealers_that_come_and_go_leave_nothing(context: Contexts) -> None:
     made = context()
-    router = Router(made, "tcp://127.0.0.1:0")
+    router = RouterChannel(made, "tcp://127.0.0.1:0")
 
     def once(number: int) -> None:
-        dealer = Dealer(made, router.address, b"worker %d" % number)
+        dealer = DealerChannel(made, router.address, b"worker %d" % number)
         dealer.send([b"x"])
         assert router.receive(PATIENCE)
         dealer.close()

@@ -10,7 +10,7 @@ import pace
 import pytest
 import zmq
 
-from kvstore.stores.parameter_server.transport.context import Context
+from kvstore.stores.parameter_server.transport.context import ZmqContext
 
 
 class Interrupted:
@@ -39,12 +39,12 @@ class Interrupted:
 )
 def test_it_closes_after_ctrl_c_as_a_socket_was_made(part: str, method: str, before: bool) -> None:
     """ZeroMQ waits for the last socket, and the traceback of the error keeps this socket."""
-    context = Context()
-    context.socket(zmq.DEALER)
+    context = ZmqContext()
+    context.make_socket(zmq.DEALER)
     real = getattr(context, part)
     setattr(context, part, Interrupted(real, method, before))
     with pytest.raises(KeyboardInterrupt) as raised:
-        context.socket(zmq.DEALER)
+        context.make_socket(zmq.DEALER)
     setattr(context, part, real)
     closes = threading.Thread(target=context.close, daemon=True)
     closes.start()

@@ -14,7 +14,7 @@ import pytest
 from kvstore.settings import addresses
 from kvstore.settings.keys import Keys
 from kvstore.settings.roles import Roles
-from kvstore.stores.parameter_server.protocol.messages import Attached
+from kvstore.stores.parameter_server.protocol.messages import AttachReply
 from kvstore.stores.parameter_server.transport import (
     ciphers,
     sockets,
@@ -52,14 +52,16 @@ class Job:
 
     @property
     def offer(self) -> StreamOffer:
-        found = StreamOffer.read(self.server.offer(PEER), True)
+        found = StreamOffer.parse_text(self.server.offer_stream(PEER), True)
         assert found is not None
         return found
 
     def client(self, offer: str = "", encrypted: bool = True) -> StreamClient:
-        made = StreamClient(offer or self.server.offer(PEER), lambda: self.sender, self.poller, encrypted)
+        made = StreamClient(
+            offer or self.server.offer_stream(PEER), lambda: self.sender, self.poller, encrypted
+        )
         self.clients.append(made)
-        made.open()
+        made.advance_open()
         return made
 
     def through(self, alter: Alter = lambda up, at, data: data) -> tuple[StreamClient, Between]:
@@ -68,14 +70,14 @@ class Job:
         self.between.append(between)
         offer = self.offer
         return self.client(
-            StreamOffer(between.address, offer.token, offer.secret, offer.ciphers).text()
+            StreamOffer(between.address, offer.token, offer.secret, offer.ciphers).as_text()
         ), between
 
     def turn(self) -> None:
         for between in self.between:
             between.turn()
         for item in self.server_poller.wait(0.0):
-            self.server.attend(item)
+            self.server.handle_item(item)
         self.server.close_late()
         self.came += [bytes(memoryview(frames[0])) for _, _, frames in self.server.receive(0.001)]
 
@@ -171,7 +173,7 @@ def never(job: Job, client: StreamClient, tries: int = 150) -> None:
         job.turn()
         job.poller.wait(0.0)
         assert not client.send([b"x"])
-    assert not job.came and not job.server.has(PEER)
+    assert not job.came and not job.server.has_stream(PEER)
 
 
 def test_an_attacker_between_reads_nothing(job: Job) -> None:
@@ -223,7 +225,7 @@ def test_an_attacker_that_alters_the_proof_prevents_a_stream(job: Job, at: int) 
     client, _ = job.through(flip(True, ENCRYPTED_HELLO_BYTES + at))
     job.until(lambda: client.send([b"lost"]))  # the worker cannot know yet
     job.until(lambda: client.receive() or client._stream is None)
-    assert not job.came and not job.server.has(PEER)
+    assert not job.came and not job.server.has_stream(PEER)
 
 
 @pytest.mark.parametrize("up", [True, False])
@@ -238,7 +240,7 @@ def test_what_was_altered_is_noticed_and_no_stream_is_tried_for_some_time(
         job.until(lambda: job.came)
         assert job.server.send(PEER, [bytes(100)])
     job.until(lambda: client.receive() or client._stream is None)
-    job.until(lambda: "altered" in caplog.text and not job.server.has(PEER))
+    job.until(lambda: "altered" in caplog.text and not job.server.has_stream(PEER))
     assert up != bool(job.came)
     connections = len(between.sent)
     for _ in range(50):
@@ -336,7 +338,7 @@ def test_each_connection_has_other_keys(job: Job, monkeypatch: pytest.MonkeyPatc
         assert job.server.send(PEER, [bytes(1000)])
         job.until(lambda n=number: found.extend(job.answers()) or len(found) == n)  # type: ignore[misc]
         client._close_stream()
-        job.until(lambda: not job.server.has(PEER))
+        job.until(lambda: not job.server.has_stream(PEER))
     assert len(between.sent) == 3
     chunks = [sent[True][ENCRYPTED_HELLO_BYTES + PROOF_BYTES :] for sent in between.sent]
     chunks += [sent[False][ANSWER_BYTES:] for sent in between.sent]
@@ -351,18 +353,18 @@ def test_each_connection_has_other_keys(job: Job, monkeypatch: pytest.MonkeyPatc
 def test_a_worker_with_another_secret_gets_no_stream(job: Job) -> None:
     offer = job.offer
     wrong = StreamOffer(offer.address, offer.token, bytes(32), offer.ciphers)
-    never(job, job.client(wrong.text()))
+    never(job, job.client(wrong.as_text()))
     unknown = StreamOffer(offer.address, bytes(16), offer.secret, offer.ciphers)
-    never(job, job.client(unknown.text()))
+    never(job, job.client(unknown.as_text()))
 
 
 def test_a_worker_that_was_forgotten_gets_no_stream(job: Job) -> None:
     client, between = job.through()
     job.until(lambda: between.sent and len(between.sent[0][False]) == ANSWER_BYTES)
-    job.server.forget(PEER)  # between the hello and the proof
+    job.server.forget_worker(PEER)  # between the hello and the proof
     client.send([b"x"])
     job.until(lambda: client.receive() or client._stream is None)
-    assert not job.came and not job.server.has(PEER)
+    assert not job.came and not job.server.has_stream(PEER)
 
 
 def test_only_so_many_may_owe_a_proof_and_not_for_long(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,18 +399,18 @@ def test_a_handshake_that_was_slow_is_begun_again(job: Job) -> None:
 def test_offers_are_of_the_right_kind(job: Job) -> None:
     """Where there are keys no data is sent over an unencrypted stream, whatever a server offers."""
     offer = job.offer
-    assert len(offer.secret) == 32 and offer.ciphers == ciphers.available()
+    assert len(offer.secret) == 32 and offer.ciphers == ciphers.available_ciphers()
     assert "secret" not in repr(offer) and offer.token.hex() not in repr(offer)
-    assert offer.secret.hex() not in repr(Attached(1, stream=offer.text()))
+    assert offer.secret.hex() not in repr(AttachReply(1, stream=offer.as_text()))
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
-    plain = StreamOffer(address, offer.token).text()
-    short = StreamOffer(address, offer.token, bytes(31), offer.ciphers).text()
-    unknown = StreamOffer(address, offer.token, offer.secret, (99,)).text()
-    for text in (plain, short, unknown, f"{plain}-", f"{plain}--", f"{plain}-00-1", f"{offer.text()}-"):
+    plain = StreamOffer(address, offer.token).as_text()
+    short = StreamOffer(address, offer.token, bytes(31), offer.ciphers).as_text()
+    unknown = StreamOffer(address, offer.token, offer.secret, (99,)).as_text()
+    for text in (plain, short, unknown, f"{plain}-", f"{plain}--", f"{plain}-00-1", f"{offer.as_text()}-"):
         never(job, job.client(text), 3)
-    never(job, job.client(StreamOffer(address, offer.token, offer.secret, offer.ciphers).text(), False), 3)
+    never(job, job.client(StreamOffer(address, offer.token, offer.secret, offer.ciphers).as_text(), False), 3)
     with pytest.raises(BlockingIOError):
         listener.accept()
     listener.close()
@@ -419,16 +421,17 @@ def test_sockets_with_keys_offer_encrypted_streams_or_none(
     job_keys: dict[str, Keys], monkeypatch: pytest.MonkeyPatch, found: bool
 ) -> None:
     if not found:
-        monkeypatch.setattr(sockets, "available", lambda: ())
+        monkeypatch.setattr(sockets, "available_ciphers", lambda: ())
     scheduler = sockets.SchedulerSockets(roles("scheduler", "tcp://127.0.0.1:0", job_keys))
     for on in (True, False):
         server = sockets.ServerSockets(roles("server", scheduler.address, job_keys), 1, streams=on)
         offer = server.offer_stream(PEER)
         assert bool(offer) == (on and found)
-        assert not offer or StreamOffer.read(offer, True) is not None
+        assert not offer or StreamOffer.parse_text(offer, True) is not None
         server.close()
     worker = sockets.WorkerSockets(
-        roles("worker", scheduler.address, job_keys), sockets.Hello("worker", 0, 1, "worker/0", "job", 1)
+        roles("worker", scheduler.address, job_keys),
+        sockets.HelloRequest("worker", 0, 1, "worker/0", "job", 1),
     )
     worker.open_stream(0, f"{server.address}/{'00' * 16}")
     assert worker._streams[0]._connecting is None
@@ -442,11 +445,11 @@ def roles(role: str, scheduler: str, keys: dict[str, Keys]) -> Roles:
 
 def test_without_libsodium_there_are_no_ciphers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ciphers, "_LIBRARY", ciphers.re.compile("(no such line)"))
-    assert ciphers._aeads.__wrapped__() == {}
+    assert ciphers._find_aeads.__wrapped__() == {}
 
 
 def test_a_processor_without_aes_has_the_other_cipher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ciphers, "_has", lambda library, name: not name.startswith("ae"))
-    assert list(ciphers._aeads.__wrapped__()) == [2]
-    monkeypatch.setattr(ciphers, "available", lambda: (2,))
-    assert ciphers.choose((1, 2)) == 2 and ciphers.choose((1,)) is None
+    monkeypatch.setattr(ciphers, "_has_cipher", lambda library, name: not name.startswith("ae"))
+    assert list(ciphers._find_aeads.__wrapped__()) == [2]
+    monkeypatch.setattr(ciphers, "available_ciphers", lambda: (2,))
+    assert ciphers.choose_cipher((1, 2)) == 2 and ciphers.choose_cipher((1,)) is None

@@ -9,11 +9,11 @@ from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.transport.fan_out import FanOut
 from kvstore.stores.parameter_server.transport.frames import MessageCodec, MessageLimits
 
-VIEW = m.View(0, 3, tuple(m.Member(n, n + 7, "address") for n in range(20)), (), (), ())
+VIEW = m.ViewNotice(0, 3, tuple(m.Member(n, n + 7, "address") for n in range(20)), (), (), ())
 ENTRIES = tuple(
     m.KeyEntry(m.KeySpec(f"k{n}", (4, 5), "float32"), n, (m.Slice(n, 0, 0, 20),), True) for n in range(9)
 )
-SLICES = m.Slices(0, ENTRIES)
+SLICES = m.SlicesNotice(0, ENTRIES)
 
 
 @pytest.mark.parametrize("one", [VIEW, SLICES])
@@ -28,14 +28,14 @@ def test_each_gets_a_letter_of_its_own(one: object) -> None:
 
 def test_answers_with_the_same_entries_keep_the_rest_apart() -> None:
     codec = MessageCodec("a job")
-    answers = [m.Answer(n, ENTRIES, version=n, text=str(n)) for n in range(4)]
+    answers = [m.MemberReply(n, ENTRIES, version=n, text=str(n)) for n in range(4)]
     letters = [m.ReliableMessage(n, 0, answer) for n, answer in enumerate(answers)]
     assert [codec.decode(codec.encode(letter)) for letter in letters] == letters
 
 
 def test_what_comes_between_is_not_confused_with_it() -> None:
-    codec, other = MessageCodec("a job"), m.View(0, 4, (), (), (), ())
-    bodies = [VIEW, VIEW, other, VIEW, m.Answer(1), VIEW, m.Ping(0), SLICES, VIEW]
+    codec, other = MessageCodec("a job"), m.ViewNotice(0, 4, (), (), (), ())
+    bodies = [VIEW, VIEW, other, VIEW, m.MemberReply(1), VIEW, m.PingRequest(0), SLICES, VIEW]
     letters = [m.ReliableMessage(n, 0, body) for n, body in enumerate(bodies)]
     assert [codec.decode(codec.encode(letter)) for letter in letters] == letters
 
@@ -45,13 +45,13 @@ def test_only_what_was_remembered_is_not_new() -> None:
     first, second = (m.ReliableMessage(n, 0, VIEW) for n in (1, 2))
     assert fan_out.encode(first)[1]
     assert fan_out.encode(second)[1]
-    fan_out.remember(second)
+    fan_out.remember_body(second)
     assert not fan_out.encode(first)[1]
-    assert fan_out.encode(m.ReliableMessage(3, 0, m.Answer(1)))[1]
+    assert fan_out.encode(m.ReliableMessage(3, 0, m.MemberReply(1)))[1]
 
 
 def test_what_cannot_be_sent_is_refused_each_time() -> None:
-    bad = m.Slices(0, (m.KeyEntry(m.KeySpec("k" * 2000, (1,), "float32"), 0, (), True),))
+    bad = m.SlicesNotice(0, (m.KeyEntry(m.KeySpec("k" * 2000, (1,), "float32"), 0, (), True),))
     large = MessageCodec("a job", MessageLimits(control=64))
     codec = MessageCodec("a job")
     for number in range(3):

@@ -18,30 +18,30 @@ from hypothesis import strategies as st
 from kvstore.errors import ProtocolError
 from kvstore.stores.parameter_server.protocol.messages import (
     PROTOCOL,
-    Answer,
-    Barrier,
+    BarrierRequest,
     Batch,
-    CreateKeys,
-    Hello,
+    CreateKeysRequest,
+    HelloRequest,
     KeyEntry,
     KeySpec,
-    Kind,
+    MemberReply,
     PayloadLocation,
     Record,
-    Refused,
+    RecordKind,
+    RefusalNotice,
     ReliableMessage,
     Slice,
 )
 from kvstore.stores.parameter_server.transport import frames as frames_module
-from kvstore.stores.parameter_server.transport.frames import MessageCodec, MessageLimits, pack
+from kvstore.stores.parameter_server.transport.frames import MessageCodec, MessageLimits, pack_payloads
 
 JOB = MessageCodec("a job")
-HELLO = ReliableMessage(1, 0, Hello("worker", 0, 1, "process", "a job", PROTOCOL))
+HELLO = ReliableMessage(1, 0, HelloRequest("worker", 0, 1, "process", "a job", PROTOCOL))
 
 unsigned32, unsigned64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 records = st.builds(
     Record,
-    kind=st.sampled_from([kind for kind in Kind if kind != Kind.BAD]),
+    kind=st.sampled_from([kind for kind in RecordKind if kind != RecordKind.BAD]),
     slice=unsigned32,
     sequence=unsigned64,
     round=unsigned64,
@@ -86,12 +86,12 @@ def test_a_batch_is_read_as_it_was_written(
     assert read == written
     assert isinstance(read, Batch)
     assert all(type(one) is Record for one in read.records)
-    assert all(type(one.kind) is Kind and type(one.place) is PayloadLocation for one in read.records)
+    assert all(type(one.kind) is RecordKind and type(one.place) is PayloadLocation for one in read.records)
 
 
 def test_payloads_are_the_callers_buffers_and_the_receivers_frames() -> None:
     sent = np.arange(60_000, dtype=np.float32).reshape(2, 30_000)
-    record = Record(Kind.PUSH, 1, 1, place=PayloadLocation.FRAME, frame=0, nbytes=sent.nbytes)
+    record = Record(RecordKind.PUSH, 1, 1, place=PayloadLocation.FRAME, frame=0, nbytes=sent.nbytes)
     frames = JOB.encode(batch(record, frames=(sent,)))
     sent[0, 0] = 7
     assert np.frombuffer(frames[1], np.float32)[0] == 7, "no copy was made"
@@ -108,8 +108,8 @@ def test_payloads_are_the_callers_buffers_and_the_receivers_frames() -> None:
 def test_a_small_first_payload_travels_with_the_records(size: int) -> None:
     first, second = np.arange(size, dtype=np.uint8), np.arange(9, dtype=np.uint8)
     records = [
-        Record(Kind.PUSH, 1, 1, place=PayloadLocation.FRAME, frame=0, nbytes=size),
-        Record(Kind.PUSH, 2, 2, place=PayloadLocation.FRAME, frame=1, nbytes=9),
+        Record(RecordKind.PUSH, 1, 1, place=PayloadLocation.FRAME, frame=0, nbytes=size),
+        Record(RecordKind.PUSH, 2, 2, place=PayloadLocation.FRAME, frame=1, nbytes=9),
     ]
     frames = JOB.encode(batch(*records, frames=(first, second)))
     assert len(frames) == (2 if 0 < size <= 32 * 1024 else 3)
@@ -123,7 +123,7 @@ def test_a_small_first_payload_travels_with_the_records(size: int) -> None:
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 2, 2)])
 def test_any_contiguous_array_is_a_payload(dtype: Any, shape: tuple[int, ...]) -> None:
     sent = np.ones(shape, dtype)
-    record = Record(Kind.VALUE, 1, 1, place=PayloadLocation.FRAME, nbytes=sent.nbytes)
+    record = Record(RecordKind.VALUE, 1, 1, place=PayloadLocation.FRAME, nbytes=sent.nbytes)
     read = JOB.decode(JOB.encode(batch(record, frames=(sent,))))
     assert isinstance(read, Batch)
     assert bytes(read.frames[0]) == sent.tobytes()
@@ -135,7 +135,12 @@ def test_a_payload_with_gaps_is_refused_before_it_is_sent() -> None:
 
 
 KEY = KeyEntry(KeySpec("w", (2, 3), "float32"), 0, (Slice(1, 0, 0, 6),), True)
-CONTROL = [HELLO, ReliableMessage(7, 6, Answer(3, (KEY,))), ReliableMessage(0, 9), *wire_examples.control()]
+CONTROL = [
+    HELLO,
+    ReliableMessage(7, 6, MemberReply(3, (KEY,))),
+    ReliableMessage(0, 9),
+    *wire_examples.control(),
+]
 
 
 @pytest.mark.parametrize("message", CONTROL, ids=lambda one: type(one).__name__)
@@ -146,12 +151,16 @@ def test_control_messages_are_read_as_they_were_written(message: Any) -> None:
 # ----------------------------------------------------------------------------- other jobs, other versions
 
 
-@pytest.mark.parametrize("message", [ReliableMessage(8, 6, Barrier(1, 0, 4)), batch(Record(Kind.PULL, 1, 1))])
+@pytest.mark.parametrize(
+    "message", [ReliableMessage(8, 6, BarrierRequest(1, 0, 4)), batch(Record(RecordKind.PULL, 1, 1))]
+)
 def test_messages_of_another_job_are_refused(message: Any) -> None:
     assert "another job" in refused(MessageCodec("yesterday's job").encode(message))
 
 
-@pytest.mark.parametrize("message", [ReliableMessage(8, 6, Barrier(1, 0, 4)), batch(Record(Kind.PULL, 1, 1))])
+@pytest.mark.parametrize(
+    "message", [ReliableMessage(8, 6, BarrierRequest(1, 0, 4)), batch(Record(RecordKind.PULL, 1, 1))]
+)
 def test_messages_of_another_version_are_refused(message: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames_module, "PROTOCOL", PROTOCOL + 1)
     newer = JOB.encode(message)
@@ -161,7 +170,7 @@ def test_messages_of_another_version_are_refused(message: Any, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    "message", [HELLO, HELLO.body, ReliableMessage(1, 1, Refused("ConfigError", "text"))]
+    "message", [HELLO, HELLO.body, ReliableMessage(1, 1, RefusalNotice("ConfigError", "text"))]
 )
 def test_questions_and_refusals_are_read_in_any_version(
     message: Any, monkeypatch: pytest.MonkeyPatch
@@ -186,7 +195,7 @@ def test_what_a_newer_version_says_is_not_called_garbage(monkeypatch: pytest.Mon
 
 def written(record: Record, *frames: bytes) -> list[bytes]:
     """Write a record that `encode` would not."""
-    plain = record._replace(kind=Kind.PUSH, place=PayloadLocation.NONE)
+    plain = record._replace(kind=RecordKind.PUSH, place=PayloadLocation.NONE)
     message = [bytes(one) for one in JOB.encode(batch(plain, frames=frames))]
     body = bytearray(message[0])
     start = frames_module._HEAD.size
@@ -194,7 +203,7 @@ def written(record: Record, *frames: bytes) -> list[bytes]:
     return [bytes(body), *message[1:]]
 
 
-PUSH = Record(Kind.PUSH, 1, 1, place=PayloadLocation.FRAME, nbytes=8)
+PUSH = Record(RecordKind.PUSH, 1, 1, place=PayloadLocation.FRAME, nbytes=8)
 BAD_RECORDS = {
     "kind": (PUSH._replace(kind=99), "kind 99"),  # type: ignore[arg-type]
     "place": (PUSH._replace(place=3), "place 3"),  # type: ignore[arg-type]
@@ -225,11 +234,11 @@ def test_a_bad_record_among_others_is_marked_for_its_sender(name: str) -> None:
     body[at : at + frames_module._RECORD.size] = frames_module._RECORD.pack(*record)
     found = MessageCodec("a job", marks=True).decode([bytes(body), *message[1:]])
     assert isinstance(found, Batch)
-    assert found.records == [Record(Kind.BAD, 1, 7, 3), good]
+    assert found.records == [Record(RecordKind.BAD, 1, 7, 3), good]
 
 
 def test_a_marked_frame_cannot_be_sent() -> None:
-    assert "kind 30" in refused(JOB.encode(batch(Record(Kind.BAD, 1, 1))))
+    assert "kind 30" in refused(JOB.encode(batch(Record(RecordKind.BAD, 1, 1))))
 
 
 def test_a_payload_may_go_on_in_one_more_frame_only() -> None:
@@ -240,7 +249,7 @@ def test_a_payload_may_go_on_in_one_more_frame_only() -> None:
 
 
 def test_frames_that_are_no_message() -> None:
-    good = [bytes(one) for one in JOB.encode(batch(Record(Kind.PULL, 1, 1)))]
+    good = [bytes(one) for one in JOB.encode(batch(Record(RecordKind.PULL, 1, 1)))]
     assert "too short" in refused([])
     assert "too short" in refused([b""])
     assert "too short" in refused([good[0][:50]])
@@ -252,7 +261,7 @@ def test_frames_that_are_no_message() -> None:
 
 
 def test_a_count_beyond_the_frame_allocates_nothing() -> None:
-    good = JOB.encode(batch(Record(Kind.PULL, 1, 1)))[0]
+    good = JOB.encode(batch(Record(RecordKind.PULL, 1, 1)))[0]
     start = frames_module._HEAD.size
     forged = good[: start - 4] + struct.pack("<I", 2**32 - 1) + good[start:]
     assert "4294967295 records" in refused([forged])
@@ -289,10 +298,10 @@ def test_a_control_message_has_one_frame() -> None:
 
 def test_limits_hold_for_both_sides() -> None:
     tight = MessageCodec("a job", MessageLimits(frame=100, control=100, records=2))
-    three = batch(*[Record(Kind.PULL, 1, 1)] * 3)
+    three = batch(*[Record(RecordKind.PULL, 1, 1)] * 3)
     large = batch(PUSH._replace(nbytes=101), frames=(bytes(101),))
-    many = batch(Record(Kind.PULL, 1, 1), frames=(b"",) * 4)
-    long = Refused("ConfigError", "x" * 100)
+    many = batch(Record(RecordKind.PULL, 1, 1), frames=(b"",) * 4)
+    long = RefusalNotice("ConfigError", "x" * 100)
     for message in (three, large, many, long):
         with pytest.raises(ProtocolError):
             tight.encode(message)
@@ -316,7 +325,7 @@ def test_numbers_that_do_not_fit_are_not_sent(field: dict[str, int]) -> None:
 def test_small_payloads_share_a_frame(sizes: list[int], small: int) -> None:
     random = np.random.default_rng(len(sizes))
     payloads = [random.integers(0, 255, size, np.uint8) for size in sizes]
-    frames, places = pack(payloads, small)
+    frames, places = pack_payloads(payloads, small)
     assert len(frames) == sum(size > small for size in sizes) + any(size <= small for size in sizes)
     for payload, (frame, offset, nbytes) in zip(payloads, places, strict=True):
         assert nbytes == payload.nbytes
@@ -327,23 +336,23 @@ def test_small_payloads_share_a_frame(sizes: list[int], small: int) -> None:
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
 def test_payloads_of_any_dtype_are_packed(dtype: Any) -> None:
     payloads = [np.ones((2, 3), dtype), (), b"bytes", np.ones((), dtype), np.ones(0, dtype)]
-    frames, places = pack(payloads)
+    frames, places = pack_payloads(payloads)
     assert len(frames) == 1
     found = [bytes(frames[0])[offset : offset + nbytes] for _, offset, nbytes in places]
     assert found == [np.ones(6, dtype).tobytes(), b"", b"bytes", np.ones(1, dtype).tobytes(), b""]
     with pytest.raises(ProtocolError, match="contiguous"):
-        pack([np.ones((4, 4), dtype)[:, ::2]])
+        pack_payloads([np.ones((4, 4), dtype)[:, ::2]])
 
 
 @pytest.mark.parametrize("small", [0, 1000])
 def test_ids_and_rows_stay_behind_each_other(small: int) -> None:
     ids, rows = np.array([3, 5]), np.arange(8, dtype=np.float32)
-    frames, places = pack([np.zeros(10), (ids, rows)], small)
+    frames, places = pack_payloads([np.zeros(10), (ids, rows)], small)
     frame, offset, nbytes = places[1]
     assert nbytes == ids.nbytes + rows.nbytes
     behind = b"".join(bytes(one) for one in frames[frame:])[offset : offset + nbytes]
     assert behind == ids.tobytes() + rows.tobytes()
-    record = Record(Kind.PUSH, 1, 1, 0, 0, 0, 0, 0.0, 2, PayloadLocation.FRAME, frame, offset, nbytes)
+    record = Record(RecordKind.PUSH, 1, 1, 0, 0, 0, 0, 0.0, 2, PayloadLocation.FRAME, frame, offset, nbytes)
     assert isinstance(JOB.decode(JOB.encode(batch(record, frames=tuple(frames)))), Batch)
 
 
@@ -358,6 +367,6 @@ def test_ids_and_rows_stay_behind_each_other(small: int) -> None:
 )
 def test_keys_and_shapes_have_limits(spec: KeySpec, text: str) -> None:
     with pytest.raises(ProtocolError, match=text):
-        JOB.encode(ReliableMessage(1, 0, CreateKeys(1, 0, (spec,))))
-    body = msgspec.msgpack.encode(ReliableMessage(1, 0, CreateKeys(1, 0, (spec,))))
+        JOB.encode(ReliableMessage(1, 0, CreateKeysRequest(1, 0, (spec,))))
+    body = msgspec.msgpack.encode(ReliableMessage(1, 0, CreateKeysRequest(1, 0, (spec,))))
     assert text in refused(control(body))

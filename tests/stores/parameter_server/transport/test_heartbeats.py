@@ -14,15 +14,15 @@ import zmq
 
 from kvstore.settings.keys import Keys
 from kvstore.stores.parameter_server.transport import options
-from kvstore.stores.parameter_server.transport.channel import Dealer
-from kvstore.stores.parameter_server.transport.context import Context
+from kvstore.stores.parameter_server.transport.channel import DealerChannel
+from kvstore.stores.parameter_server.transport.context import ZmqContext
 from kvstore.stores.parameter_server.transport.heartbeat_echoes import (
     HeartbeatMonitor,
     HeartbeatResponder,
     SchedulerEcho,
 )
 
-Contexts = Callable[..., Context]
+Contexts = Callable[..., ZmqContext]
 Start = Callable[..., subprocess.Popen[str]]
 PATIENCE = 20.0
 BEAT = 0.05
@@ -40,9 +40,9 @@ def beats(pulses: HeartbeatMonitor, name: str, seconds: float) -> int:
     heard = 0
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        pulses.ping()
+        pulses.ping_all()
         time.sleep(BEAT)
-        heard += name in pulses.heard()
+        heard += name in pulses.read_echoes()
     return heard
 
 
@@ -64,7 +64,7 @@ def test_a_pulse_is_heard_until_it_is_closed(pulses: HeartbeatMonitor) -> None:
     pulse.close()
     pulse.close()
     time.sleep(BEAT)
-    pulses.heard()
+    pulses.read_echoes()
     assert beats(pulses, "worker 0", 6 * BEAT) == 0
     assert not pulses._known, "a process that has left is not asked"
 
@@ -74,13 +74,13 @@ def test_each_is_heard_once(pulses: HeartbeatMonitor) -> None:
     for rank in range(4):
         wait_for(pulses, f"worker {rank}")
     for _ in range(5):
-        pulses.ping()
+        pulses.ping_all()
     heard: set[str] = set()
     end = pace.deadline(PATIENCE)
     while len(heard) < 4:  # some answer later, where the machine is busy
         assert time.monotonic() < end, heard
         time.sleep(4 * BEAT)
-        names = pulses.heard()
+        names = pulses.read_echoes()
         assert len(names) == len(set(names)), names
         heard.update(names)
     for pulse in found:
@@ -91,9 +91,9 @@ def test_a_process_that_was_not_asked_is_not_heard(pulses: HeartbeatMonitor) -> 
     pulse = HeartbeatResponder(pulses.address, "worker 0")
     wait_for(pulses, "worker 0")
     time.sleep(2 * BEAT)
-    pulses.heard()
+    pulses.read_echoes()
     time.sleep(4 * BEAT)
-    assert pulses.heard() == []
+    assert pulses.read_echoes() == []
     pulse.close()
 
 
@@ -166,7 +166,7 @@ def test_a_stopped_or_dead_process_is_silent(
     wait_for(pulses, "worker 0")
     process.send_signal(number)
     time.sleep(4 * BEAT)
-    pulses.heard()
+    pulses.read_echoes()
     assert beats(pulses, "worker 0", 1.0) == 0
     if number == signal.SIGSTOP:
         process.send_signal(signal.SIGCONT)
@@ -198,7 +198,7 @@ def test_a_fork_is_not_its_parent(pulses: HeartbeatMonitor, start: Start) -> Non
     assert process.wait(PATIENCE) == 0
     os.kill(int(child), 0)  # lives
     time.sleep(4 * BEAT)
-    pulses.heard()
+    pulses.read_echoes()
     assert beats(pulses, "worker 0", 0.5) == 0
     process.communicate("\n", timeout=PATIENCE)  # until the child has closed its end too
 
@@ -221,9 +221,9 @@ def test_the_asking_process_notices_soon_that_another_has_taken_its_place(
     """An attacker replays recorded data; ZeroMQ does not report whose place it was."""
     monkeypatch.setattr(options, "_HEARTBEAT", 0)  # the usual way to notice takes 15 s
     echo = SchedulerEcho(context(), "tcp://127.0.0.1:0")
-    one = Dealer(context(), echo.address, b"worker 0", insists=True, watched=True)
+    one = DealerChannel(context(), echo.address, b"worker 0", insists=True, watched=True)
     ask_until_answered(one)
-    other = Dealer(context(), echo.address, b"worker 0")
+    other = DealerChannel(context(), echo.address, b"worker 0")
     ask_until_answered(other)
     other.close()
     while one.receive() is not None:
@@ -231,7 +231,7 @@ def test_the_asking_process_notices_soon_that_another_has_taken_its_place(
     ask_until_answered(one)
 
 
-def ask_until_answered(one: Dealer) -> None:
+def ask_until_answered(one: DealerChannel) -> None:
     end = pace.deadline(PATIENCE)
     one.send([b"?"])
     while one.receive(0.1) is None:

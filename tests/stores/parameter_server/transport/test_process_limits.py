@@ -17,7 +17,7 @@ from launched import Job, gone_after
 import kvstore as kv
 from kvstore.settings.roles import Roles
 from kvstore.stores.parameter_server import role_process
-from kvstore.stores.parameter_server.transport.process_limits import shortage
+from kvstore.stores.parameter_server.transport.process_limits import resource_shortage
 
 WORKER = """
 import numpy as np
@@ -62,10 +62,10 @@ def test_what_the_system_does_not_give_is_named_with_its_limit(
     def fail(name: str) -> None:
         raise error
 
-    assert word in str(shortage(error))
+    assert word in str(resource_shortage(error))
     monkeypatch.setattr(role_process, "begin", fail)
     with pytest.raises(kv.KVStoreError if not isinstance(error, ImportError) else ImportError) as caught:
-        role_process.server(SERVER)
+        role_process.serve_server(SERVER)
     assert isinstance(error, ImportError) or f"server 3 has {word}" in str(caught.value)
 
 
@@ -74,10 +74,10 @@ def test_other_errors_stay_as_they_are(error: Exception, monkeypatch: pytest.Mon
     def fail(name: str) -> None:
         raise error
 
-    assert shortage(error) is None
+    assert resource_shortage(error) is None
     monkeypatch.setattr(role_process, "begin", fail)
     with pytest.raises(type(error)) as caught:
-        role_process.server(SERVER)
+        role_process.serve_server(SERVER)
     assert caught.value is error
 
 

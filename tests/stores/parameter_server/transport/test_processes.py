@@ -10,17 +10,22 @@ import pace
 import pytest
 
 from kvstore.errors import ProtocolError
-from kvstore.stores.parameter_server.protocol.messages import PROTOCOL, Hello, Refused, ReliableMessage
-from kvstore.stores.parameter_server.transport.channel import NotSentError, Router
-from kvstore.stores.parameter_server.transport.context import Context
+from kvstore.stores.parameter_server.protocol.messages import (
+    PROTOCOL,
+    HelloRequest,
+    RefusalNotice,
+    ReliableMessage,
+)
+from kvstore.stores.parameter_server.transport.channel import NotSentError, RouterChannel
+from kvstore.stores.parameter_server.transport.context import ZmqContext
 from kvstore.stores.parameter_server.transport.frames import MessageCodec
 
-Contexts = Callable[..., Context]
+Contexts = Callable[..., ZmqContext]
 Start = Callable[..., subprocess.Popen[str]]
 PATIENCE = 20.0
 
 
-def gone(router: Router, identity: bytes) -> bool:
+def gone(router: RouterChannel, identity: bytes) -> bool:
     try:
         router.send(identity, [b"x"])
     except NotSentError:
@@ -29,7 +34,7 @@ def gone(router: Router, identity: bytes) -> bool:
 
 
 def test_a_killed_peer_is_not_there_any_more(context: Contexts, start: Start, address: str) -> None:
-    router = Router(context(), address)
+    router = RouterChannel(context(), address)
     process = start("dealer", router.address, "worker 0")
     found = router.receive(PATIENCE)
     assert found is not None
@@ -51,7 +56,7 @@ def test_a_killed_peer_is_not_there_any_more(context: Contexts, start: Start, ad
 def test_a_process_of_another_job_or_version_is_told(
     context: Contexts, start: Start, address: str, job: str, newer: str
 ) -> None:
-    router, codec = Router(context(), address), MessageCodec("a job")
+    router, codec = RouterChannel(context(), address), MessageCodec("a job")
     process = start("speaker", router.address, job, newer)
     found = router.receive(PATIENCE)
     assert found is not None
@@ -61,15 +66,15 @@ def test_a_process_of_another_job_or_version_is_told(
     assert found is not None
     letter = codec.decode(found[1])
     assert isinstance(letter, ReliableMessage)
-    assert isinstance(letter.body, Hello)
+    assert isinstance(letter.body, HelloRequest)
     assert (letter.body.job, letter.body.protocol) == (job, PROTOCOL + bool(newer))
-    router.send(found[0], codec.encode(ReliableMessage(1, 1, Refused("ConfigError", "not you"))))
+    router.send(found[0], codec.encode(ReliableMessage(1, 1, RefusalNotice("ConfigError", "not you"))))
     out, errors = process.communicate(timeout=pace.seconds(PATIENCE))
     assert "text='not you'" in out, errors
 
 
 def test_a_fork_cannot_use_its_parents_connections(context: Contexts, start: Start, address: str) -> None:
-    router = Router(context(), address)
+    router = RouterChannel(context(), address)
     process = start("forked_context", router.address)
     for _ in range(2):
         found = router.receive(PATIENCE)

@@ -56,7 +56,7 @@ def test_blocks_do_not_overlap_and_come_back() -> None:
     inbox = opened(outbox.handle())
     for number, block in enumerate(blocks):
         assert block is not None
-        assert (inbox.view(block.segment, block.offset, block.array.nbytes) == number).all()
+        assert (inbox.view_block(block.segment, block.offset, block.array.nbytes) == number).all()
     places = {(block.segment, block.offset) for block in blocks if block is not None}
     used = outbox.nbytes
     for block in blocks:
@@ -116,7 +116,7 @@ def test_what_is_closed() -> None:
     assert block is not None
     block.array[:] = 3
     inbox = opened(outbox.handle())
-    view = inbox.view(block.segment, block.offset, MIB)
+    view = inbox.view_block(block.segment, block.offset, MIB)
     outbox.close()
     assert outbox.allocate(1) is None
     assert outbox.handle() == ""
@@ -124,7 +124,7 @@ def test_what_is_closed() -> None:
     assert (view == 3).all()  # what is in use stays
     inbox.close()
     with pytest.raises(kv.ProtocolError, match="closed"):
-        inbox.view(0, 0, 1)
+        inbox.view_block(0, 0, 1)
     del view, block, inbox
     assert descriptors() == before
 
@@ -161,13 +161,13 @@ def test_places_that_are_not_there(segment: int, offset: int, nbytes: int) -> No
     assert outbox.allocate(100) is not None
     inbox = opened(outbox.handle())
     with pytest.raises(kv.ProtocolError):
-        inbox.view(segment, offset, nbytes)
+        inbox.view_block(segment, offset, nbytes)
 
 
 def test_a_reader_cannot_write() -> None:
     outbox = SharedBufferPool()
     assert outbox.allocate(100) is not None
-    view = opened(outbox.handle()).view(0, 0, 100)
+    view = opened(outbox.handle()).view_block(0, 0, 100)
     with pytest.raises(ValueError, match="read-only"):
         view[:] = 1
 
@@ -183,26 +183,26 @@ def test_a_copy_counts_only_while_its_stamp_stands() -> None:
     first.array[:], second.array[:] = 5, 6
     inbox = opened(values.handle())
     place = first.segment, first.offset
-    seqlock, out = values.seqlock(*place), np.empty(MIB // 4, np.float32)
-    assert inbox.copy(*place, MIB, seqlock, out)
+    seqlock, out = values.read_seqlock(*place), np.empty(MIB // 4, np.float32)
+    assert inbox.copy_block(*place, MIB, seqlock, out)
     assert (out.view(np.uint8) == 5).all()
-    with values.writing([place]):
-        assert values.seqlock(*place) % 2
-        assert not inbox.copy(*place, MIB, seqlock, out)
-        assert not inbox.copy(*place, MIB, values.seqlock(*place), out)
-    assert not inbox.copy(*place, MIB, seqlock, out)
-    assert inbox.copy(*place, MIB, values.seqlock(*place), out)
-    assert values.seqlock(second.segment, second.offset) == 0
+    with values.mark_writing([place]):
+        assert values.read_seqlock(*place) % 2
+        assert not inbox.copy_block(*place, MIB, seqlock, out)
+        assert not inbox.copy_block(*place, MIB, values.read_seqlock(*place), out)
+    assert not inbox.copy_block(*place, MIB, seqlock, out)
+    assert inbox.copy_block(*place, MIB, values.read_seqlock(*place), out)
+    assert values.read_seqlock(second.segment, second.offset) == 0
 
 
 def test_values_that_share_a_page_are_marked_once() -> None:
     values = SharedValues()
     blocks = [values.allocate(64) for _ in range(4)]
     places = [(block.segment, block.offset) for block in blocks if block is not None]
-    with pytest.raises(RuntimeError), values.writing(places):
-        assert values.seqlock(*places[3]) == 1
+    with pytest.raises(RuntimeError), values.mark_writing(places):
+        assert values.read_seqlock(*places[3]) == 1
         raise RuntimeError
-    assert values.seqlock(*places[0]) == 2
+    assert values.read_seqlock(*places[0]) == 2
 
 
 def test_a_slice_within_a_block_has_a_seqlock_of_its_own() -> None:
@@ -210,15 +210,15 @@ def test_a_slice_within_a_block_has_a_seqlock_of_its_own() -> None:
     block = values.allocate(4 * MIB)
     assert block is not None
     places = [(block.segment, block.offset + at) for at in range(0, 4 * MIB, MIB)]
-    with values.writing(places[1:2]):
-        assert [values.seqlock(*place) for place in places] == [0, 1, 0, 0]
+    with values.mark_writing(places[1:2]):
+        assert [values.read_seqlock(*place) for place in places] == [0, 1, 0, 0]
 
 
 def test_an_outbox_has_no_stamps() -> None:
     outbox = SharedBufferPool()
     assert outbox.allocate(100) is not None
     with pytest.raises(kv.ProtocolError, match="no stamps"):
-        opened(outbox.handle()).copy(0, 0, 100, 0, np.empty(100, np.uint8))
+        opened(outbox.handle()).copy_block(0, 0, 100, 0, np.empty(100, np.uint8))
 
 
 def test_values_are_not_offered_where_seqlocks_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,14 +351,14 @@ def test_memory_that_grows_is_found_and_gone_memory_is_an_error(job: MakeJob) ->
         segment, offset = map(int, growing.expect_some(f"{number} ").split()[1:])
         segments.add(segment)
         if number < 10:
-            assert (inbox.view(segment, offset, 3 * MIB) == number).all()
+            assert (inbox.view_block(segment, offset, 3 * MIB) == number).all()
     assert len(segments) > 2
     growing.signal(signal.SIGKILL)
     growing.finish(pace.deadline(10))
-    assert inbox.view(0, 0, 10).nbytes == 10
+    assert inbox.view_block(0, 0, 10).nbytes == 10
     inbox = PeerBuffers(inbox._file)  # type: ignore[arg-type]
     with pytest.raises(kv.ProtocolError, match="cannot be read"):
-        inbox.view(0, 0, 10)
+        inbox.view_block(0, 0, 10)
     inbox.close()
     made.close()
     del inbox
@@ -368,7 +368,7 @@ def test_memory_that_grows_is_found_and_gone_memory_is_an_error(job: MakeJob) ->
 def test_memory_cannot_be_pulled_away(job: MakeJob) -> None:
     made = job(1)
     truncating = made.start(BODIES, "truncates", rank=0)
-    view = opened(truncating.expect_some("{")).view(0, 0, MIB)
+    view = opened(truncating.expect_some("{")).view_block(0, 0, MIB)
     truncating.expect("tried")
     assert view.sum() > 0
     truncating.say("end")
@@ -398,7 +398,7 @@ def test_a_writer_that_dies_while_it_writes_leaves_no_value(job: MakeJob) -> Non
     writing.signal(signal.SIGSTOP)
     time.sleep(0.05)
     seqlock, out = seqlock_of(inbox, place), np.empty(place[2], np.uint8)
-    assert inbox.copy(*place, seqlock, out) == (seqlock % 2 == 0)
+    assert inbox.copy_block(*place, seqlock, out) == (seqlock % 2 == 0)
     writing.signal(signal.SIGKILL)
     writing.finish(pace.deadline(10))
     assert seqlock_of(inbox, place) == seqlock

@@ -28,7 +28,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def begin_elsewhere(waits: SocketWaits, thread: int = 1) -> SocketWait:
     """Begin a wait of another thread."""
-    wait = waits.begin()
+    wait = waits.begin_wait()
     wait.thread += thread
     return wait
 
@@ -41,29 +41,29 @@ def is_sent(signal: WakeSignal) -> bool:
 def test_the_oldest_leads_and_then_the_next(clock: Clock) -> None:
     waits = SocketWaits()
     assert not waits.are_served()
-    first, second = waits.begin(), begin_elsewhere(waits)
+    first, second = waits.begin_wait(), begin_elsewhere(waits)
     assert waits.are_served()
     assert waits.are_several()
     assert not waits.is_led(first)
     assert waits.is_led(second)
-    waits.end(first)
+    waits.end_wait(first)
     assert is_sent(second.changed)
     assert not waits.is_led(second)
     assert not waits.are_several()
-    waits.end(second)
+    waits.end_wait(second)
     assert not waits.are_served()
 
 
 def test_a_wait_within_a_wait_of_the_same_thread_is_not_led(clock: Clock) -> None:
     """A signal handler's, which has interrupted the other."""
     waits = SocketWaits()
-    waits.begin()
-    assert not waits.is_led(waits.begin())
+    waits.begin_wait()
+    assert not waits.is_led(waits.begin_wait())
 
 
 def test_a_late_thread_leads_none_until_it_returns(clock: Clock) -> None:
     waits = SocketWaits()
-    first, second = waits.begin(), begin_elsewhere(waits)
+    first, second = waits.begin_wait(), begin_elsewhere(waits)
     clock.now += 1.0
     assert not waits.is_led(second)
     assert not waits.are_served()
@@ -74,7 +74,7 @@ def test_a_late_thread_leads_none_until_it_returns(clock: Clock) -> None:
 def test_of_those_that_wait_on_one_takes_the_place_of_a_late_thread(clock: Clock) -> None:
     """Else they would wake each other until the peer returns, and that may be never."""
     waits = SocketWaits()
-    waits.begin()
+    waits.begin_wait()
     second, third = begin_elsewhere(waits), begin_elsewhere(waits, 2)
     clock.now += 1.0
     assert not waits.is_led(second)
@@ -84,7 +84,7 @@ def test_of_those_that_wait_on_one_takes_the_place_of_a_late_thread(clock: Clock
 
 def test_all_are_told(clock: Clock) -> None:
     waits = SocketWaits()
-    both = waits.begin(), begin_elsewhere(waits)
+    both = waits.begin_wait(), begin_elsewhere(waits)
     for _ in range(2):  # a signal that is sent twice is one
         waits.wake_all()
     assert all(is_sent(one.changed) for one in both)

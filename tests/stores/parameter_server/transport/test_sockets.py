@@ -13,9 +13,9 @@ import pytest
 
 from kvstore.observe.native._observe import Counters
 from kvstore.settings.roles import Roles
-from kvstore.stores.parameter_server.protocol.messages import Attach, Hello, Ping
-from kvstore.stores.parameter_server.transport.channel import Router
-from kvstore.stores.parameter_server.transport.context import Context
+from kvstore.stores.parameter_server.protocol.messages import AttachRequest, HelloRequest, PingRequest
+from kvstore.stores.parameter_server.transport.channel import RouterChannel
+from kvstore.stores.parameter_server.transport.context import ZmqContext
 from kvstore.stores.parameter_server.transport.sockets import (
     ECHO,
     SCHEDULER,
@@ -43,16 +43,18 @@ def test_a_server_hears_no_worker_before_it_has_met_the_scheduler() -> None:
     # It sends heartbeats from then on; a request of a worker may take longer than a silence may last.
     scheduler = SchedulerSockets(roles("scheduler", "tcp://127.0.0.1:0"))
     server = ServerSockets(roles("server", scheduler.address), 1, streams=True)
-    worker = WorkerSockets(roles("worker", scheduler.address), Hello("worker", 0, 1, "worker/0", JOB, 1))
-    attach = Attach(0, 0, 1, 0, JOB)
+    worker = WorkerSockets(
+        roles("worker", scheduler.address), HelloRequest("worker", 0, 1, "worker/0", JOB, 1)
+    )
+    attach = AttachRequest(0, 0, 1, 0, JOB)
     try:
-        worker.connect(0, server.address)
+        worker.connect_server(0, server.address)
         worker.send(0, attach)
         assert heard(server, 0.5) == []
-        server.meet(scheduler.echo)
+        server.start_receiving(scheduler.echo)
         assert heard(server, pace.seconds(20)) == [attach]
-        worker.send(0, Ping(1))
-        assert heard(server, pace.seconds(20)) == [Ping(1)]
+        worker.send(0, PingRequest(1))
+        assert heard(server, pace.seconds(20)) == [PingRequest(1)]
     finally:
         for one in (worker, server, scheduler):
             one.close()
@@ -62,16 +64,16 @@ def test_a_stranger_that_took_the_port_of_the_echo_meanwhile_is_not_the_schedule
     scheduler = SchedulerSockets(roles("scheduler", "tcp://127.0.0.1:0"))
     address, echo = scheduler.address, scheduler.echo
     server = ServerSockets(roles("server", address), 1, streams=True)
-    worker = WorkerSockets(roles("worker", address), Hello("worker", 0, 1, "worker/0", JOB, 1))
+    worker = WorkerSockets(roles("worker", address), HelloRequest("worker", 0, 1, "worker/0", JOB, 1))
     try:
         scheduler.close()
-        other = Context(job="another job")
-        stranger = Router(other, echo)
-        server.meet(echo)
+        other = ZmqContext(job="another job")
+        stranger = RouterChannel(other, echo)
+        server.start_receiving(echo)
         worker.connect_echo(echo)
         for number in range(10):  # the refusals arrive between them
-            server.send(ECHO, Ping(number))
-            worker.send(ECHO, Ping(number))
+            server.send(ECHO, PingRequest(number))
+            worker.send(ECHO, PingRequest(number))
             assert heard(server, 0.05) == []
             assert [*worker.receive(0.05)] == []
         stranger.close()
@@ -80,9 +82,9 @@ def test_a_stranger_that_took_the_port_of_the_echo_meanwhile_is_not_the_schedule
         echoed: list[object] = []
         end = time.monotonic() + pace.seconds(20)
         while not echoed and time.monotonic() < end:
-            server.send(ECHO, Ping(99))
+            server.send(ECHO, PingRequest(99))
             echoed = heard(server, 0.1)
-        assert isinstance(echoed[0], Ping)
+        assert isinstance(echoed[0], PingRequest)
     finally:
         for one in (worker, server, scheduler):
             one.close()
@@ -106,7 +108,7 @@ def test_workers_take_turns_where_they_have_few_cores_or_are_many(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     scheduler = SchedulerSockets(roles("scheduler", "tcp://127.0.0.1:0"))
     worker = WorkerSockets(
-        roles("worker", scheduler.address, workers), Hello("worker", 0, 1, "worker/0", JOB, 1)
+        roles("worker", scheduler.address, workers), HelloRequest("worker", 0, 1, "worker/0", JOB, 1)
     )
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -115,7 +117,7 @@ def test_workers_take_turns_where_they_have_few_cores_or_are_many(
             opened, end = worker._streams[0], pace.deadline(20)
             while opened.stream is None:
                 assert time.monotonic() < end
-                opened.open()
+                opened.advance_open()
             assert opened.stream.limits_in_flight == turns
     finally:
         worker.close()
@@ -125,20 +127,22 @@ def test_workers_take_turns_where_they_have_few_cores_or_are_many(
 def test_a_server_that_is_replaced_while_a_message_of_the_old_one_is_there() -> None:
     scheduler = SchedulerSockets(roles("scheduler", "tcp://127.0.0.1:0"))
     servers = [ServerSockets(roles("server", scheduler.address), one, streams=False) for one in range(6)]
-    worker = WorkerSockets(roles("worker", scheduler.address), Hello("worker", 0, 1, "worker/0", JOB, 1))
+    worker = WorkerSockets(
+        roles("worker", scheduler.address), HelloRequest("worker", 0, 1, "worker/0", JOB, 1)
+    )
     try:
-        worker.send(SCHEDULER, Ping(1))
+        worker.send(SCHEDULER, PingRequest(1))
         scheduler_s_peer = first_peer(scheduler)
-        worker.connect(0, servers[0].address)
+        worker.connect_server(0, servers[0].address)
         for server, after in pairwise(servers):
-            server.meet(scheduler.echo)
-            worker.send(0, Attach(0, 0, 1, 0, JOB))
-            server.send(first_peer(server), Ping(3))
-            scheduler.send(scheduler_s_peer, Ping(2))
+            server.start_receiving(scheduler.echo)
+            worker.send(0, AttachRequest(0, 0, 1, 0, JOB))
+            server.send(first_peer(server), PingRequest(3))
+            scheduler.send(scheduler_s_peer, PingRequest(2))
             time.sleep(0.1)  # so that both are there
             for peer, _ in worker.receive(pace.seconds(20)):
                 if peer == SCHEDULER:
-                    worker.connect(0, after.address)
+                    worker.connect_server(0, after.address)
     finally:
         for one in (worker, *servers, scheduler):
             one.close()
@@ -147,7 +151,9 @@ def test_a_server_that_is_replaced_while_a_message_of_the_old_one_is_there() -> 
 def test_counters_are_set_while_another_store_opens_a_stream() -> None:
     """The waiting thread drives the sockets of all stores of a process."""
     scheduler = SchedulerSockets(roles("scheduler", "tcp://127.0.0.1:0"))
-    worker = WorkerSockets(roles("worker", scheduler.address), Hello("worker", 0, 1, "worker/0", JOB, 1))
+    worker = WorkerSockets(
+        roles("worker", scheduler.address), HelloRequest("worker", 0, 1, "worker/0", JOB, 1)
+    )
     seen: list[int] = []
 
     class Opened:

@@ -16,14 +16,14 @@ from faults.strangers import KINDS, begin, command, greeting
 
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.settings.keys import Keys
-from kvstore.stores.parameter_server.protocol.messages import Batch, Kind, Record
+from kvstore.stores.parameter_server.protocol.messages import Batch, Record, RecordKind
 from kvstore.stores.parameter_server.transport import new_connections
-from kvstore.stores.parameter_server.transport.channel import Dealer, Router
-from kvstore.stores.parameter_server.transport.context import Context
+from kvstore.stores.parameter_server.transport.channel import DealerChannel, RouterChannel
+from kvstore.stores.parameter_server.transport.context import ZmqContext
 from kvstore.stores.parameter_server.transport.frames import MessageCodec
-from kvstore.stores.parameter_server.transport.zmq_auth import password
+from kvstore.stores.parameter_server.transport.zmq_auth import job_password
 
-Contexts = Callable[..., Context]
+Contexts = Callable[..., ZmqContext]
 PATIENCE = 30.0
 
 GREETING = greeting(b"PLAIN")
@@ -33,7 +33,7 @@ INITIATE = command(b"\x08INITIATE" + _TYPE)
 
 def hello(job: str) -> bytes:
     """Say of which job one is."""
-    return command(b"\x05HELLO\x07kvstore\x40" + password(job))
+    return command(b"\x05HELLO\x07kvstore\x40" + job_password(job))
 
 
 def noise(number: int) -> list[bytes]:
@@ -93,9 +93,9 @@ def test_a_router_serves_among_2000_strangers(
     context: Contexts, job_keys: dict[str, Keys], caplog: pytest.LogCaptureFixture, secured: bool
 ) -> None:
     codec = MessageCodec("a job")
-    router = Router(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
-    dealer = Dealer(context(job_keys["worker"] if secured else None), router.address, b"worker")
-    question = codec.encode(Batch(0, 0, 1, 1, [Record(Kind.PULL, 1, 1)]))
+    router = RouterChannel(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
+    dealer = DealerChannel(context(job_keys["worker"] if secured else None), router.address, b"worker")
+    question = codec.encode(Batch(0, 0, 1, 1, [Record(RecordKind.PULL, 1, 1)]))
     served = 0
     before = memory()
     with strangers(int(router.address.rpartition(":")[2]), 2000) as done:
@@ -121,7 +121,7 @@ def test_a_router_serves_among_2000_strangers(
     assert 1 <= len(lines) <= 2, lines
 
 
-def connected(router: Router) -> socket.socket:
+def connected(router: RouterChannel) -> socket.socket:
     host, _, port = router.address.removeprefix("tcp://").rpartition(":")
     return socket.create_connection((host.strip("[]"), int(port)), PATIENCE)
 
@@ -132,7 +132,7 @@ def test_a_stranger_to_the_job_gets_no_message_in(
 ) -> None:
     """And the messages of other processes reach the codec, and no further."""
     monkeypatch.setattr("kvstore.stores.parameter_server.transport.options._HANDSHAKE", 1000)
-    router = Router(context(job="a job"), "tcp://127.0.0.1:0")
+    router = RouterChannel(context(job="a job"), "tcp://127.0.0.1:0")
     with connected(router) as one:
         one.sendall(GREETING + hello(job))
         heard = b""
@@ -160,7 +160,7 @@ def taken(one: socket.socket) -> int:
 def test_little_is_taken_of_a_stranger(context: Contexts, kind: str, host: str) -> None:
     """Data after a handshake is not read, or the connection is closed at once."""
     try:
-        router = Router(context(), f"tcp://{host}:0")
+        router = RouterChannel(context(), f"tcp://{host}:0")
     except ConfigError:
         pytest.skip("no IPv6")
     first, body = KINDS[kind]
@@ -185,10 +185,12 @@ def test_little_is_taken_of_a_stranger(context: Contexts, kind: str, host: str) 
 def test_a_first_message_may_be_large(context: Contexts, job_keys: dict[str, Keys]) -> None:
     """Events that the kernel has left out are read again."""
     for secured in (False, True):
-        router = Router(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
+        router = RouterChannel(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
         payloads = [os.urandom(new_connections.MOST * 10) for _ in range(10)]
         for number, payload in enumerate(payloads):
-            dealer = Dealer(context(job_keys["worker"] if secured else None), router.address, b"w%d" % number)
+            dealer = DealerChannel(
+                context(job_keys["worker"] if secured else None), router.address, b"w%d" % number
+            )
             dealer.send([payload])
         found = dict(router.receive(PATIENCE) or pytest.fail("lost") for _ in payloads)
         assert {name: frames[0].bytes for name, frames in found.items()} == {
@@ -197,10 +199,10 @@ def test_a_first_message_may_be_large(context: Contexts, job_keys: dict[str, Key
 
 
 def test_a_connection_that_ends_at_once_is_read_to_its_end(context: Contexts) -> None:
-    router = Router(context(), "tcp://127.0.0.1:0")
+    router = RouterChannel(context(), "tcp://127.0.0.1:0")
     payload = os.urandom(new_connections.MOST * 10)
     for number in range(20):
-        dealer = Dealer(context(), router.address, b"w%d" % number)
+        dealer = DealerChannel(context(), router.address, b"w%d" % number)
         dealer.send([payload])
         dealer.close(linger=PATIENCE)
         found = router.receive(PATIENCE)
@@ -214,7 +216,7 @@ def test_old_protocols_are_refused(
     context: Contexts, job_keys: dict[str, Keys], secured: bool, revision: int | None
 ) -> None:
     """ZMTP 1.0 (with a signature, or none at all) and 2.0: a socket that is closed during it would abort."""
-    router = Router(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
+    router = RouterChannel(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
     begin = b"\x08" + bytes(8) if revision is None else GREETING[:10] + bytes([revision, 5])
     with socket.create_connection(("127.0.0.1", int(router.address.rpartition(":")[2])), PATIENCE) as old:
         old.sendall(begin + b"\0\x03old\0\5hello")
@@ -226,7 +228,7 @@ def test_old_protocols_are_refused(
 
 def test_connections_that_say_nothing_are_closed(context: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.stores.parameter_server.transport.options._HANDSHAKE", 300)
-    router = Router(context(), "tcp://127.0.0.1:0")
+    router = RouterChannel(context(), "tcp://127.0.0.1:0")
     port = int(router.address.rpartition(":")[2])
     silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(50)]
     for one in silent:
@@ -234,16 +236,16 @@ def test_connections_that_say_nothing_are_closed(context: Contexts, monkeypatch:
         while one.recv(1000):  # its greeting, and then the end
             pass
         one.close()
-    dealer = Dealer(context(), router.address, b"worker")
+    dealer = DealerChannel(context(), router.address, b"worker")
     dealer.send([b"hello"])
     assert router.receive(PATIENCE)
 
 
 def test_a_slow_connection_stops_no_other(context: Contexts) -> None:
-    router = Router(context(), "tcp://127.0.0.1:0")
+    router = RouterChannel(context(), "tcp://127.0.0.1:0")
     port = int(router.address.rpartition(":")[2])
     slow = socket.create_connection(("127.0.0.1", port))
-    dealer = Dealer(context(), router.address, b"worker")
+    dealer = DealerChannel(context(), router.address, b"worker")
     for byte in GREETING[:40]:
         slow.sendall(bytes([byte]))
         dealer.send([b"hello"])
@@ -256,7 +258,7 @@ def test_a_unix_socket_admits_its_user_only(context: Contexts) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can become another user")
     name = f"ipc://@kvstore/test/{os.getpid()}/mine"
-    router = Router(context(), name)
+    router = RouterChannel(context(), name)
     child = os.fork()
     if child == 0:
         os.setuid(65534)
@@ -267,7 +269,7 @@ def test_a_unix_socket_admits_its_user_only(context: Contexts) -> None:
         os._exit(0)
     assert router.receive(1.0) is None
     os.waitpid(child, 0)
-    dealer = Dealer(context(), name, b"worker")
+    dealer = DealerChannel(context(), name, b"worker")
     dealer.send([b"from me"])
     found = router.receive(PATIENCE)
     assert found is not None

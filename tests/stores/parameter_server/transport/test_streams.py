@@ -47,7 +47,7 @@ class End:
     def turn(self, timeout: float = 0.0) -> None:
         if isinstance(self.streams, ServerStreams):
             for item in self.poller.wait(0.0):
-                self.streams.attend(item)
+                self.streams.handle_item(item)
             self.streams.close_late()
             self.came += [(peer, bytes(memoryview(f[0]))) for peer, _, f in self.streams.receive(timeout)]
             return
@@ -79,7 +79,7 @@ def worker() -> Iterator[End]:
 
 def opened(worker: End, offer: str) -> StreamClient:
     worker.streams = client(worker, offer)
-    worker.streams.open()
+    worker.streams.advance_open()
     return worker.streams
 
 
@@ -96,7 +96,7 @@ def until(true: Callable[[], object], *ends: End) -> None:
 
 
 def test_messages_go_both_ways(server: End, worker: End) -> None:
-    stream = opened(worker, server.streams.offer(PEER))
+    stream = opened(worker, server.streams.offer_stream(PEER))
     until(lambda: stream.send([b"up"]), server)
     until(lambda: server.came, server)
     assert server.came == [(PEER, b"up")]
@@ -107,7 +107,7 @@ def test_messages_go_both_ways(server: End, worker: End) -> None:
 
 def test_a_link_knows_that_its_worker_is_on_this_host(server: End, worker: End) -> None:
     """Workers of this host need cores: `Sums` leaves them some. They know that they are near, too."""
-    stream = opened(worker, server.streams.offer(PEER))
+    stream = opened(worker, server.streams.offer_stream(PEER))
     until(lambda: stream.send([b"up"]), server)
     until(lambda: server.came, server)
     assert stream.stream is not None and stream.stream.is_near
@@ -117,7 +117,7 @@ def test_a_link_knows_that_its_worker_is_on_this_host(server: End, worker: End) 
         server.streams.set_link(PEER, one)
         assert (one.near, sums.near) == (True, 1)
     assert not first.near
-    server.streams.forget(PEER)
+    server.streams.forget_worker(PEER)
     assert (second.near, sums.near) == (False, 0)
 
 
@@ -128,21 +128,21 @@ def link(session: Session, sums: Sums) -> Link:
 
 
 def test_an_offer_is_the_same_until_it_is_withdrawn(server: End, worker: End) -> None:
-    offer = server.streams.offer(PEER)
-    assert server.streams.offer(PEER) == offer != server.streams.offer(b"other")
+    offer = server.streams.offer_stream(PEER)
+    assert server.streams.offer_stream(PEER) == offer != server.streams.offer_stream(b"other")
     stream = opened(worker, offer)
     until(lambda: stream.send([b"up"]), server)
     until(lambda: server.came, server)
-    server.streams.forget(PEER)
+    server.streams.forget_worker(PEER)
     assert not server.streams.send(PEER, [b"down"])
-    assert server.streams.offer(PEER) != offer
+    assert server.streams.offer_stream(PEER) != offer
 
 
 def test_a_stream_that_breaks_is_opened_again(
     server: End, worker: End, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_client, "_MISTRUST", 0.1)
-    stream = opened(worker, server.streams.offer(PEER))
+    stream = opened(worker, server.streams.offer_stream(PEER))
     until(lambda: stream.send([b"one"]), server)
     until(lambda: server.came, server)
     server.streams._close_stream(PEER)
@@ -158,7 +158,7 @@ def test_a_server_without_descriptors_refuses_streams_and_takes_them_later(
 ) -> None:
     # Nobody may wait at a door that stays shut: data goes over ZeroMQ meanwhile.
     monkeypatch.setattr(stream_listener, "_refusals", RefusalLog())
-    stream = opened(worker, server.streams.offer(PEER))
+    stream = opened(worker, server.streams.offer_stream(PEER))
 
     def refused() -> bool:
         with no_descriptors():
@@ -204,14 +204,14 @@ def test_a_stream_that_cannot_be_taken_in_is_taken_later(
         return open_stream(*arguments)
 
     monkeypatch.setattr(server_streams, "open_stream", opening)
-    stream = opened(worker, server.streams.offer(PEER))
+    stream = opened(worker, server.streams.offer_stream(PEER))
     until(lambda: worker.turn(0.005) or (stream.send([b"up"]) and server.came), server)
     assert server.came[-1] == (PEER, b"up")
     assert full.refused >= 2
 
 
 def test_a_listener_that_can_refuse_no_connection_is_left_alone_for_a_while(server: End, worker: End) -> None:
-    stream = opened(worker, server.streams.offer(PEER))
+    stream = opened(worker, server.streams.offer_stream(PEER))
     listener = server.streams._listener
     os.close(listener._spare)
     listener._spare = -1
@@ -237,7 +237,7 @@ def no_descriptors() -> Iterator[None]:
 
 
 def test_a_new_stream_takes_the_place_of_the_old_one(server: End, worker: End) -> None:
-    offer = server.streams.offer(PEER)
+    offer = server.streams.offer_stream(PEER)
     first = client(worker, offer)
     until(lambda: first.send([b"one"]), server)
     until(lambda: server.came, server)
@@ -264,7 +264,7 @@ def test_without_a_server_nothing_is_sent_and_nothing_waits(worker: End) -> None
     "text", [b"KVSTREAM" + bytes(16), b"KVCIPHER" + bytes(49), b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b""]
 )
 def test_strangers_are_closed(server: End, text: bytes) -> None:
-    server.streams.offer(PEER)
+    server.streams.offer_stream(PEER)
     with connected(server) as stranger:
         stranger.sendall(text)
         if not text:
@@ -277,7 +277,7 @@ def test_strangers_are_closed(server: End, text: bytes) -> None:
 def hello(server: End) -> bytes:
     """Send the first data of a worker."""
     encrypted = server.streams._listener._encrypted
-    offer = streams.StreamOffer.read(server.streams.offer(PEER), encrypted)
+    offer = streams.StreamOffer.parse_text(server.streams.offer_stream(PEER), encrypted)
     assert offer is not None
     if not encrypted:
         return streams.MAGIC + offer.token
@@ -294,10 +294,10 @@ def test_a_worker_that_leaves_while_it_opens_a_stream_is_no_stranger(
     says = hello(server)
     with connected(server) as leaver:
         if not answered:
-            server.streams.forget(PEER)
+            server.streams.forget_worker(PEER)
         leaver.sendall(says)
         if answered:
-            until(lambda: listener._unproven or server.streams.has(PEER), server)
+            until(lambda: listener._unproven or server.streams.has_stream(PEER), server)
         leaver.shutdown(socket.SHUT_WR)
         leaver.settimeout(0.01)
         until(lambda: is_closed(leaver), server)
@@ -357,12 +357,12 @@ def test_nothing_is_paced_within_the_host() -> None:
     roles: Any = SimpleNamespace(ipc=False, host="127.0.0.1", keys=None)
     listener = stream_listener.StreamListener(roles)
     with socket.socket() as usual, socket.socket() as worker, socket.socket() as far:
-        streams.tune(worker, "127.0.0.1")
-        streams.tune(far, "192.0.2.1")
+        streams.tune_connection(worker, "127.0.0.1")
+        streams.tune_connection(far, "192.0.2.1")
         with suppress(BlockingIOError):
             worker.connect(("127.0.0.1", int(listener.address.rpartition(":")[2])))
         select.select([listener], [], [], 20)
-        [accepted] = listener.accept()
+        [accepted] = listener.accept_connections()
         controls = [control(one) for one in (worker, accepted, far)]
         assert controls == [b"reno", b"reno", control(usual)]
         accepted.close()

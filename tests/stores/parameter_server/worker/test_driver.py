@@ -19,8 +19,8 @@ from quick_counter import Quick
 import kvstore as kv
 from kvstore.stores.parameter_server.protocol import events
 from kvstore.stores.parameter_server.protocol.messages import Batch, Failure, PayloadLocation
-from kvstore.stores.parameter_server.worker.client import Client
-from kvstore.stores.parameter_server.worker.pushes import Pushes
+from kvstore.stores.parameter_server.worker.client import WorkerClient
+from kvstore.stores.parameter_server.worker.pushes import PushOperations
 from kvstore.stores.parameter_server.worker.quick_calls import QuickCall
 from kvstore.stores.parameter_server.worker.replies import FillOuts
 from kvstore.stores.parameter_server.worker.state_machine.request_table import RequestTable
@@ -200,7 +200,7 @@ def test_a_wait_whose_end_was_interrupted_leads_no_thread(create: Callable[..., 
     store = create()
     driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
     store.init("a", np.zeros(4, F))
-    gone = driver._waits.begin()
+    gone = driver._waits.begin_wait()
     gone.thread, gone.at_sockets = 0, time.monotonic() - 1
     waits = Waits(driver, 2)
     waits.end(1)
@@ -208,7 +208,7 @@ def test_a_wait_whose_end_was_interrupted_leads_no_thread(create: Callable[..., 
     store.pull("a", out=out)
     assert (out == 0).all()
     waits.end(0)
-    driver._waits.end(gone)
+    driver._waits.end_wait(gone)
 
 
 def test_a_push_that_is_begun_by_half_says_so_from_then_on(
@@ -224,7 +224,7 @@ def test_a_push_that_is_begun_by_half_says_so_from_then_on(
 
     end = pace.deadline(20)
     with monkeypatch.context() as patched:
-        patched.setattr(Pushes, "count", interrupted)
+        patched.setattr(PushOperations, "count_push", interrupted)
         with pytest.raises(KeyboardInterrupt):
             while time.monotonic() < end:
                 store.pushpull("a", np.ones(1000, F), out=out)
@@ -329,7 +329,7 @@ def test_a_caller_interrupted_before_it_waits_gives_the_call_up(
     }
     before, end = float(out[0]), pace.deadline(20)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        once(patched, Client, "end")
+        once(patched, WorkerClient, "finish_call")
         while time.monotonic() < end:
             calls[verb]()
     value[:], out[:] = 12345, -77
@@ -445,7 +445,7 @@ def test_what_has_failed_is_told_after_another_value_was_asked_for_again(
 
     def failed_once(*arguments: Any) -> list[Any]:
         failure = None if taken else Failure("UpdaterError", "of another part")
-        done = {events.Done: lambda one: one._replace(error=one.error or failure)}
+        done = {events.OperationDone: lambda one: one._replace(error=one.error or failure)}
         return [done.get(type(one), lambda one: one)(one) for one in step(*arguments)]
 
     monkeypatch.setattr(FillOuts, "__call__", changed_once)

@@ -111,12 +111,12 @@ def a_message_that_is_too_large(store: Any, patch: Patch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def memory_for_requests(store: Any, patch: Patch) -> Iterator[None]:
-    cut = request_builder.RequestBuilder._cut
+    cut = request_builder.RequestBuilder._cut_payload
 
     def cut_one(slices: Any, key: Any, *arguments: Any) -> Any:
         return refuse() if key.key == "b" else cut(slices, key, *arguments)
 
-    patch.setattr(request_builder.RequestBuilder, "_cut", cut_one)
+    patch.setattr(request_builder.RequestBuilder, "_cut_payload", cut_one)
     yield
 
 

@@ -787,10 +787,10 @@ def test_a_stream_that_breaks(
             other.shutdown(socket.SHUT_RDWR)  # unless the server has closed it by now
 
     def begun(call: QuickCall, machine: Any, sockets: Any, before: Any) -> bool:
-        stream = sockets.stream(0)
+        stream = sockets.server_stream(0)
         if stream is not None and when != "meanwhile":
             cut(stream)
-            monkeypatch.setattr(sockets, "stream", lambda server: stream)
+            monkeypatch.setattr(sockets, "server_stream", lambda server: stream)
             try:
                 return begin(call, machine, sockets, before)
             finally:

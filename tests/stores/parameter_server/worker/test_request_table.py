@@ -16,9 +16,9 @@ from kvstore.stores.parameter_server.protocol.messages import (
     PROBE,
     SPAN,
     Batch,
-    Kind,
     PayloadLocation,
     Record,
+    RecordKind,
 )
 from kvstore.stores.parameter_server.transport.frames import MessageCodec, MessageLimits
 from kvstore.stores.parameter_server.worker.process import WorkerProcess
@@ -38,7 +38,11 @@ def table(credit: int = 1 << 30, batch: int = 1 << 30, in_rounds: bool = True) -
 
 
 def add(
-    requests: RequestTable, slice_: int, nbytes: int = 0, priority: int = 0, kind: Kind = Kind.PUSH
+    requests: RequestTable,
+    slice_: int,
+    nbytes: int = 0,
+    priority: int = 0,
+    kind: RecordKind = RecordKind.PUSH,
 ) -> RequestInFlight:
     place = PayloadLocation.FRAME if nbytes else PayloadLocation.NONE
     record = Record(kind, slice_, 0, 1, place=place, nbytes=nbytes)
@@ -51,7 +55,7 @@ def pump(requests: RequestTable, now: float = 0.0) -> list[Record]:
     return [record for records, _ in requests.pump(now) for record in records]
 
 
-def reply(*sequences: int, kind: Kind = Kind.DONE, received: int = 0) -> Batch:
+def reply(*sequences: int, kind: RecordKind = RecordKind.DONE, received: int = 0) -> Batch:
     return Batch(0, 0, 0, 1, [Record(kind, 0, one) for one in sequences], (), received)
 
 
@@ -66,7 +70,7 @@ def test_higher_priority_first_then_older(priorities: list[int]) -> None:
     assert [record.sequence for record in sent] == list(range(1, len(sent) + 1))
 
 
-def in_turn(requests: RequestTable) -> list[tuple[Kind, int]]:
+def in_turn(requests: RequestTable) -> list[tuple[RecordKind, int]]:
     """Answer each request as it arrives; return the order in which they were sent."""
     found = []
     while sent := pump(requests):
@@ -80,49 +84,54 @@ def test_no_priority_overtakes_a_request_of_the_slice_that_is_queued() -> None:
     for slice_ in (5, 6, 7):
         add(requests, slice_, 10)
     [first] = pump(requests)
-    add(requests, 5, kind=Kind.PULL, priority=1)  # its push is sent
-    add(requests, 7, kind=Kind.PULL, priority=2)
+    add(requests, 5, kind=RecordKind.PULL, priority=1)  # its push is sent
+    add(requests, 7, kind=RecordKind.PULL, priority=2)
     add(requests, 7, 10, priority=3)
-    add(requests, 8, kind=Kind.PULL, priority=1)
-    assert [(one.kind, one.slice) for one in pump(requests)] == [(Kind.PULL, 5), (Kind.PULL, 8)]
+    add(requests, 8, kind=RecordKind.PULL, priority=1)
+    assert [(one.kind, one.slice) for one in pump(requests)] == [(RecordKind.PULL, 5), (RecordKind.PULL, 8)]
     requests.answered(reply(first.sequence, 2, 3), 0.0)
-    assert in_turn(requests) == [(Kind.PUSH, 6), (Kind.PUSH, 7), (Kind.PULL, 7), (Kind.PUSH, 7)]
+    assert in_turn(requests) == [
+        (RecordKind.PUSH, 6),
+        (RecordKind.PUSH, 7),
+        (RecordKind.PULL, 7),
+        (RecordKind.PUSH, 7),
+    ]
     add(requests, 6)
     add(requests, 7, priority=1)
-    assert in_turn(requests) == [(Kind.PUSH, 7), (Kind.PUSH, 6)]
+    assert in_turn(requests) == [(RecordKind.PUSH, 7), (RecordKind.PUSH, 6)]
 
 
 def test_nothing_overtakes_a_push_that_waits_for_an_older_value() -> None:
     requests = table()
     for round_ in (1, 2):
-        for kind, priority in ((Kind.PUSH, 0), (Kind.PULL, round_)):
+        for kind, priority in ((RecordKind.PUSH, 0), (RecordKind.PULL, round_)):
             record = Record(kind, 7, 0, round_)
             requests.add(RequestInFlight(OperationProgress(round_, 1), 0, record, None), priority)
-    assert [(one.kind, one.round) for one in pump(requests)] == [(Kind.PUSH, 1), (Kind.PULL, 1)]
+    assert [(one.kind, one.round) for one in pump(requests)] == [(RecordKind.PUSH, 1), (RecordKind.PULL, 1)]
     requests.answered(reply(1), 0.0)
     assert pump(requests) == []
-    again = RequestInFlight(OperationProgress("again", 1), 0, Record(Kind.PULL, 7, 0, 1), None)
+    again = RequestInFlight(OperationProgress("again", 1), 0, Record(RecordKind.PULL, 7, 0, 1), None)
     requests.add_first(again)  # a value that is asked for once more is older than what waits
-    assert [(one.kind, one.round) for one in pump(requests)] == [(Kind.PULL, 1)]
-    requests.answered(reply(2, 3, kind=Kind.VALUE), 0.0)
-    assert [(one.kind, one.round) for one in pump(requests)] == [(Kind.PUSH, 2), (Kind.PULL, 2)]
+    assert [(one.kind, one.round) for one in pump(requests)] == [(RecordKind.PULL, 1)]
+    requests.answered(reply(2, 3, kind=RecordKind.VALUE), 0.0)
+    assert [(one.kind, one.round) for one in pump(requests)] == [(RecordKind.PUSH, 2), (RecordKind.PULL, 2)]
     assert len(requests) == 2
 
 
-def read_and_push(in_rounds: bool, kind: Kind) -> RequestTable:
+def read_and_push(in_rounds: bool, kind: RecordKind) -> RequestTable:
     """Have a read answered with a value in the server's memory; a push was called after it."""
     requests = table(in_rounds=in_rounds)
-    for number, one in enumerate((kind, Kind.PUSH), 1):
+    for number, one in enumerate((kind, RecordKind.PUSH), 1):
         request = RequestInFlight(OperationProgress(number, 1), 0, Record(one, 7, 0, number), None)
         requests.add(request, 0)
     assert [one.kind for one in pump(requests)] == [kind]
-    answer = Record(Kind.VALUE, 7, 1, 1, place=PayloadLocation.SHARED)
+    answer = Record(RecordKind.VALUE, 7, 1, 1, place=PayloadLocation.SHARED)
     requests.answered(Batch(0, 0, 0, 1, [answer], ()), 0.0)
     return requests
 
 
-@pytest.mark.parametrize("kind", [Kind.PULL, Kind.PUSHPULL])
-def test_without_rounds_a_push_waits_until_the_value_before_it_is_copied(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [RecordKind.PULL, RecordKind.PUSHPULL])
+def test_without_rounds_a_push_waits_until_the_value_before_it_is_copied(kind: RecordKind) -> None:
     requests = read_and_push(in_rounds=False, kind=kind)
     assert pump(requests) == []
     assert requests.untaken == [(7, 1)]
@@ -134,21 +143,21 @@ def test_without_rounds_a_push_waits_until_the_value_before_it_is_copied(kind: K
 
 
 def test_without_rounds_a_push_goes_out_behind_the_value_that_is_asked_for_again() -> None:
-    requests = read_and_push(in_rounds=False, kind=Kind.PULL)
-    again = RequestInFlight(OperationProgress("again", 1), 0, Record(Kind.PULL, 7, 0, 1), None)
+    requests = read_and_push(in_rounds=False, kind=RecordKind.PULL)
+    again = RequestInFlight(OperationProgress("again", 1), 0, Record(RecordKind.PULL, 7, 0, 1), None)
     requests.add_first(again)
     requests.end_reads(requests.untaken)
-    assert [(one.kind, one.sequence) for one in pump(requests)] == [(Kind.PULL, 2)]
-    requests.answered(reply(2, kind=Kind.VALUE), 0.0)
-    assert [(one.kind, one.sequence) for one in pump(requests)] == [(Kind.PUSH, 3)]
+    assert [(one.kind, one.sequence) for one in pump(requests)] == [(RecordKind.PULL, 2)]
+    requests.answered(reply(2, kind=RecordKind.VALUE), 0.0)
+    assert [(one.kind, one.sequence) for one in pump(requests)] == [(RecordKind.PUSH, 3)]
 
 
-ADDED = st.tuples(st.integers(0, 3), st.sampled_from([Kind.PUSH, Kind.PULL]), st.integers(-3, 3))
+ADDED = st.tuples(st.integers(0, 3), st.sampled_from([RecordKind.PUSH, RecordKind.PULL]), st.integers(-3, 3))
 
 
 @given(st.lists(st.tuples(ADDED, st.integers(0, 2)), max_size=40), st.integers(1, 60))
 def test_order_of_the_calls_within_a_slice_and_of_priorities_between_slices(
-    program: list[tuple[tuple[int, Kind, int], int]], credit: int
+    program: list[tuple[tuple[int, RecordKind, int], int]], credit: int
 ) -> None:
     """Some of the queued requests are sent before the next call, so that a slice does not wait for long."""
     requests = table(credit)
@@ -167,7 +176,7 @@ def test_order_of_the_calls_within_a_slice_and_of_priorities_between_slices(
     for call, ((slice_, kind, priority), turns) in enumerate(program):
         queued.append((max([-priority, *(one[0] for one in queued if one[2] == slice_)]), call, slice_))
         called[slice_].append(call)
-        nbytes = 20 if kind == Kind.PUSH else 0
+        nbytes = 20 if kind == RecordKind.PUSH else 0
         record = Record(kind, slice_, 0, 0, clock=call, place=PayloadLocation(nbytes // 20), nbytes=nbytes)
         requests.add(RequestInFlight(OperationProgress(call, 1), 0, record, b""), priority)
         for _ in range(turns):
@@ -199,7 +208,7 @@ def test_credit_is_never_exceeded_and_everything_goes_out(sizes: list[int], cred
 def test_answers_count_against_the_credit_where_none_waits_for_others(sizes: list[int], credit: int) -> None:
     requests = RequestTable(WorkerOptions(credit, 1 << 30, resend=1.0, counts_answers=True))
     for at, size in enumerate(sizes):
-        record = Record(Kind.PULL, at, 0)
+        record = Record(RecordKind.PULL, at, 0)
         requests.add(RequestInFlight(OperationProgress(at, 1), 0, record, None, size), 0)
     out: list[Record] = []
     due = pump(requests)
@@ -207,7 +216,7 @@ def test_answers_count_against_the_credit_where_none_waits_for_others(sizes: lis
         awaited = sum(sizes[record.slice] for record in due)
         assert awaited <= credit or len(due) == 1
         out.append(due.pop(0))
-        requests.answered(reply(out[-1].sequence, kind=Kind.VALUE), 0.0)
+        requests.answered(reply(out[-1].sequence, kind=RecordKind.VALUE), 0.0)
         due += pump(requests)
     assert [record.slice for record in out] == list(range(len(sizes)))
 
@@ -229,13 +238,13 @@ def test_a_server_is_not_asked_for_rounds_far_ahead() -> None:
     for _ in range(100):
         add(requests, 7)
     add(requests, 8)
-    add(requests, 7, kind=Kind.PULL)
+    add(requests, 7, kind=RecordKind.PULL)
     first = pump(requests)
-    pushes = [one for one in first if (one.kind, one.slice) == (Kind.PUSH, 7)]
+    pushes = [one for one in first if (one.kind, one.slice) == (RecordKind.PUSH, 7)]
     assert len(first) == len(pushes) + 1 < 64  # the pull is sent after all pushes
     assert len(requests) == 102
     assert pump(requests) == []
-    answers = [Record(Kind.DONE, 7, one.sequence) for one in pushes]
+    answers = [Record(RecordKind.DONE, 7, one.sequence) for one in pushes]
     requests.answered(reply()._replace(records=answers[:10]), 0.0)
     assert len(pump(requests)) == 10
     requests.answered(reply()._replace(records=answers[10:]), 0.0)
@@ -265,7 +274,7 @@ def test_a_server_that_has_come_back_gets_what_was_held() -> None:
     requests.begin_again()
     again = [one.sequence for one in pump(requests)]
     assert again == list(range(1, sent + 1))
-    requests.answered(reply()._replace(records=[Record(Kind.DONE, 7, one) for one in again]), 0.0)
+    requests.answered(reply()._replace(records=[Record(RecordKind.DONE, 7, one) for one in again]), 0.0)
     assert len(pump(requests)) == 50 - sent
 
 
@@ -302,7 +311,7 @@ def test_adopted_requests_stay_within_the_servers_window_too() -> None:
     requests = table()
     first, _, _ = requests.begin_exchange(list(range(SPAN + 10)))
     made = [
-        RequestInFlight(OperationProgress(at, 1), 0, Record(Kind.PUSH, at, 0, 1), ())
+        RequestInFlight(OperationProgress(at, 1), 0, Record(RecordKind.PUSH, at, 0, 1), ())
         for at in range(SPAN + 10)
     ]
     for at, request in enumerate(made):
@@ -343,7 +352,7 @@ def test_what_may_have_gone_with_a_stream_is_overdue_at_once() -> None:
 def test_a_probe_of_rows_can_be_read() -> None:
     """It has none of them; a record that counts rows without bytes would be refused, and fail the request."""
     requests = table()
-    record = Record(Kind.PUSH, 5, 0, 1, rows=3000, place=PayloadLocation.FRAME, nbytes=3000 * 12)
+    record = Record(RecordKind.PUSH, 5, 0, 1, rows=3000, place=PayloadLocation.FRAME, nbytes=3000 * 12)
     frames = (bytes(3000 * 8), bytes(3000 * 4))
     requests.add(RequestInFlight(OperationProgress(1, 1), 0, record, frames), 0)
     pump(requests)
@@ -352,7 +361,7 @@ def test_a_probe_of_rows_can_be_read() -> None:
     found = codec.decode([bytes(one) for one in codec.encode(Batch(0, 0, 1, 1, records, tuple(payloads)))])
     assert isinstance(found, Batch)
     assert [(one.kind, one.slice, one.flags, one.nbytes) for one in found.records] == [
-        (Kind.PUSH, 5, PROBE, 0)
+        (RecordKind.PUSH, 5, PROBE, 0)
     ]
 
 
@@ -368,7 +377,7 @@ def test_a_slow_server_is_not_buried_under_repetitions_and_a_lost_batch_is_found
     assert max(b - a for a, b in itertools.pairwise(numbers)) < 100  # no lost batch lies between two of them
     others = requests.overdue(1.5)
     assert not {one.sequence for one in others} & set(numbers)
-    requests.answered(reply(numbers[3], kind=Kind.UNKNOWN), 1.6)
+    requests.answered(reply(numbers[3], kind=RecordKind.UNKNOWN), 1.6)
     assert len(requests.overdue(1.9)) == 20_000 - len(overdue) - len(others)
 
 
@@ -400,7 +409,7 @@ def test_what_the_server_does_not_know_is_sent_whole() -> None:
     requests = table()
     request = add(requests, 0, BIG)
     pump(requests)
-    done, unknown = requests.answered(reply(1, kind=Kind.UNKNOWN), 3.0)
+    done, unknown = requests.answered(reply(1, kind=RecordKind.UNKNOWN), 3.0)
     assert (done, unknown) == ([], [request])
     [(records, frames)] = requests.repeats(unknown)
     assert (records[0].sequence, records[0].nbytes, frames) == (1, BIG, ["payload 0"])
@@ -426,10 +435,10 @@ def test_a_new_server_gets_what_is_open_first_and_with_its_numbers() -> None:
 def test_a_late_answer_takes_no_push_back() -> None:
     requests = table()
     for round_ in (1, 2, 3):
-        add(requests, 7).record = Record(Kind.PUSH, 7, 0, round_)
+        add(requests, 7).record = Record(RecordKind.PUSH, 7, 0, round_)
     pump(requests)
     for sequence, last in ((2, 2), (1, 2), (3, 3)):
-        requests.answered(Batch(0, 0, 0, 1, [Record(Kind.DONE, 7, sequence)]), 0.0)
+        requests.answered(Batch(0, 0, 0, 1, [Record(RecordKind.DONE, 7, sequence)]), 0.0)
         assert requests.accepted == {7: last}
     assert requests.begin_exchange([7]) == (4, 0, [1])
     requests.end_exchange([7], [1], [3], 0, 0)
@@ -457,7 +466,9 @@ def test_given_up_requests_still_get_their_answers_but_do_no_harm() -> None:
     assert sorted(one.name for one in operations) == [0, 1]  # type: ignore[type-var]
     assert pump(requests) == []
     [(records, frames)] = requests.probes(requests.overdue(5.0))
-    assert [(one.kind, one.sequence, one.nbytes, one.flags) for one in records] == [(Kind.PULL, 1, 0, 0)]
+    assert [(one.kind, one.sequence, one.nbytes, one.flags) for one in records] == [
+        (RecordKind.PULL, 1, 0, 0)
+    ]
     assert frames == []
     requests.answered(reply(1), 5.0)
     assert len(requests) == 0
@@ -469,8 +480,8 @@ def test_given_up_requests_whose_message_was_lost_hold_up_nothing() -> None:
         add(requests, at, 400)
     assert len(pump(requests)) == 2  # and neither arrives
     requests.disown()
-    add(requests, 0, kind=Kind.PULL)
-    assert [record.kind for record in pump(requests)] == [Kind.PULL]
+    add(requests, 0, kind=RecordKind.PULL)
+    assert [record.kind for record in pump(requests)] == [RecordKind.PULL]
     requests.answered(reply(1, 2, 3), 1.0)
     assert requests.outstanding() == 0
     add(requests, 1, 400)
@@ -501,14 +512,14 @@ def state(requests: RequestTable) -> dict[str, object]:
 def pushpull(requests: RequestTable, slice_: int, sequence: int = 0) -> RequestInFlight:
     """Make a request with the count of the slice's pushes, which it is one of."""
     count = requests.pushes[slice_]
-    record = Record(Kind.PUSHPULL, slice_, 0, count, place=PayloadLocation.FRAME, nbytes=100)
+    record = Record(RecordKind.PUSHPULL, slice_, 0, count, place=PayloadLocation.FRAME, nbytes=100)
     made = RequestInFlight(OperationProgress("op", 1), 0, record, b"")
     made.sequence = sequence
     return made
 
 
 def values(first: int, which: list[int], received: int) -> Batch:
-    records = [Record(Kind.VALUE, SLICES[at], first + at, 50 + first + at) for at in which]
+    records = [Record(RecordKind.VALUE, SLICES[at], first + at, 50 + first + at) for at in which]
     return Batch(0, 0, 0, 1, records, (), received)
 
 
@@ -574,13 +585,15 @@ def test_what_an_exchange_has_not_seen_answered_is_asked_for() -> None:
     requests.adopt([pushpull(requests, 11, 2)], 4, 10.0)
     assert requests.overdue(10.5) == []
     [(records, _)] = requests.probes(requests.overdue(11.0))
-    assert [(one.kind, one.slice, one.sequence, one.round) for one in records] == [(Kind.PUSHPULL, 11, 2, 1)]
+    assert [(one.kind, one.slice, one.sequence, one.round) for one in records] == [
+        (RecordKind.PUSHPULL, 11, 2, 1)
+    ]
 
 
 def test_an_exchange_begins_only_where_nothing_is_under_way() -> None:
     requests = table()
     assert requests.is_empty
-    add(requests, 5, kind=Kind.PULL)
+    add(requests, 5, kind=RecordKind.PULL)
     assert not requests.is_empty
     pump(requests)
     assert not requests.is_empty
@@ -588,7 +601,7 @@ def test_an_exchange_begins_only_where_nothing_is_under_way() -> None:
     assert requests.is_empty and requests.begin_exchange(SLICES) == (2, 0, [1, 1, 1])
 
 
-KINDS = st.sampled_from([Kind.PUSH, Kind.PULL, Kind.PUSHPULL])
+KINDS = st.sampled_from([RecordKind.PUSH, RecordKind.PULL, RecordKind.PUSHPULL])
 
 
 @pytest.mark.parametrize("most", [2, 32])
@@ -596,7 +609,7 @@ KINDS = st.sampled_from([Kind.PUSH, Kind.PULL, Kind.PUSHPULL])
     program=st.lists(st.tuples(KINDS, st.integers(0, 2), st.integers(-1, 1)), max_size=25), draw=st.randoms()
 )
 def test_no_push_goes_out_before_an_older_value_is_there(
-    most: int, program: list[tuple[Kind, int, int]], draw: random.Random
+    most: int, program: list[tuple[RecordKind, int, int]], draw: random.Random
 ) -> None:
     """Nor does a read keep a push waiting that it waits for itself: all are answered in the end.
 
@@ -606,7 +619,7 @@ def test_no_push_goes_out_before_an_older_value_is_there(
         check_order(most, program, draw)
 
 
-def check_order(most: int, program: list[tuple[Kind, int, int]], draw: random.Random) -> None:
+def check_order(most: int, program: list[tuple[RecordKind, int, int]], draw: random.Random) -> None:
     requests, counts = table(), [0, 0, 0]
     waiting: list[Record] = []
     last = [-1, -1, -1]
@@ -616,12 +629,12 @@ def check_order(most: int, program: list[tuple[Kind, int, int]], draw: random.Ra
         for record in pump(requests):
             assert record.clock > last[record.slice]
             last[record.slice] = record.clock
-            if record.kind != Kind.PULL:
-                reads = [one for one in waiting if one.slice == record.slice and one.kind != Kind.PUSH]
+            if record.kind != RecordKind.PULL:
+                reads = [one for one in waiting if one.slice == record.slice and one.kind != RecordKind.PUSH]
                 assert all(one.round >= record.round for one in reads)
                 pushed.add((record.slice, record.round))
             waiting.append(record)
-            flying = [one.kind != Kind.PULL for one in waiting if one.slice == record.slice]
+            flying = [one.kind != RecordKind.PULL for one in waiting if one.slice == record.slice]
             assert sum(flying) <= most
 
     def answer() -> None:
@@ -631,10 +644,10 @@ def check_order(most: int, program: list[tuple[Kind, int, int]], draw: random.Ra
         assert ready
         one = draw.choice(ready)
         waiting.remove(one)
-        requests.answered(Batch(0, 0, 0, 1, [one._replace(kind=Kind.DONE)], ()), 0.0)
+        requests.answered(Batch(0, 0, 0, 1, [one._replace(kind=RecordKind.DONE)], ()), 0.0)
 
     for call, (kind, slice_, priority) in enumerate(program):
-        counts[slice_] += kind != Kind.PULL
+        counts[slice_] += kind != RecordKind.PULL
         record = Record(kind, slice_, 0, counts[slice_], clock=call)
         requests.add(RequestInFlight(OperationProgress(slice_, 1), 0, record, None), priority)
         take()

@@ -11,77 +11,79 @@ from typing import Any
 
 from ...protocol import events
 from ...protocol import messages as m
-from ...protocol.events import ECHO, Action, Done, Received, Send, Submit
-from ...protocol.messages import Answer, Failure, Kind, Record, View
+from ...protocol.events import ECHO, Action, MessageReceived, OperationDone, SendMessage, SubmitRequests
+from ...protocol.messages import Failure, MemberReply, Record, RecordKind, ViewNotice
 from .member import StoreMember
 from .options import WorkerOptions
 from .request_table import RequestTable
 from .scheduler_link import SchedulerLink
 from .server_links import ServerLinks
 
-_PUSHES = frozenset((Kind.PUSH, Kind.PUSHPULL))
+_PUSHES = frozenset((RecordKind.PUSH, RecordKind.PUSHPULL))
 
 
 class WorkerMachine:
     """One store of a worker; all events enter by `step`."""
 
-    def __init__(self, hello: m.Hello, options: WorkerOptions | None = None, memory: str = "") -> None:
+    def __init__(self, hello: m.HelloRequest, options: WorkerOptions | None = None, memory: str = "") -> None:
         self._hello, options = hello, options or WorkerOptions()
         self.member = StoreMember()
         self.failure: Failure | None = None
-        self.missing: m.Missing | None = None
+        self.missing: m.MissingReply | None = None
         #: Waits that need the scheduler but have no operation in progress.
         self.listeners: set[object] = set()
         self._scheduler = SchedulerLink(options)
         self._servers = ServerLinks(self.member, hello, options, memory)
-        self._held: list[Submit] = []  # pushes that wait until the others have reached this join point
+        self._held: list[
+            SubmitRequests
+        ] = []  # pushes that wait until the others have reached this join point
         self._left = False
         self._shrunk: set[int] = set()  # ranks that rounds proceed without
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
-            m.Met: self._met_scheduler,
-            m.Welcome: self._welcomed,
-            View: self._viewed,
-            Answer: self._scheduler.answered,
-            m.Refused: self._refused,
-            m.Fenced: self._fenced,
-            m.Ping: self._ping,
-            m.Missing: self._is_missing,
+            m.HelloReply: self._met_scheduler,
+            m.WelcomeNotice: self._note_welcome,
+            ViewNotice: self._apply_view,
+            MemberReply: self._scheduler.end_answered,
+            m.RefusalNotice: self._note_refusal,
+            m.FenceNotice: self._note_fence,
+            m.PingRequest: self._answer_ping,
+            m.MissingReply: self._is_missing,
         }
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a request has no reply yet, or a caller waits otherwise."""
-        return self._servers.busy or self._scheduler.busy or bool(self._held or self.listeners)
+        return self._servers.busy or self._scheduler.is_busy or bool(self._held or self.listeners)
 
     @property
-    def met(self) -> bool:
+    def has_met_scheduler(self) -> bool:
         """Whether a message of the scheduler has arrived."""
         return self._scheduler.met
 
     def step(self, event: events.Event, now: float) -> list[Action]:
         """Handle one event; return the actions."""
         actions: list[Action] = []
-        self._scheduler.silence.step(now)
+        self._scheduler.silence.note_running(now)
         kind = type(event)
-        if kind is Received:
-            self._received(event.peer, event.message, now, actions)  # type: ignore[union-attr]
-        elif kind is Submit:
-            self._submit(event, now, actions)  # type: ignore[arg-type]
-        elif kind is events.Tick:
+        if kind is MessageReceived:
+            self._receive_message(event.peer, event.message, now, actions)  # type: ignore[union-attr]
+        elif kind is SubmitRequests:
+            self._submit_requests(event, now, actions)  # type: ignore[arg-type]
+        elif kind is events.TickEvent:
             self._tick(now, actions)
         elif kind is events.SchedulerLost:
-            self._fail(event.failure, actions)  # type: ignore[union-attr]
+            self._fail_all(event.failure, actions)  # type: ignore[union-attr]
         elif kind is events.StoodStill:
             self._scheduler.stood_still(event.seconds, now)  # type: ignore[union-attr]
         elif kind is events.SchedulerRequest:
-            self._request(event, now, actions)  # type: ignore[arg-type]
+            self._request_scheduler(event, now, actions)  # type: ignore[arg-type]
         elif kind is events.StreamLost:
             self._servers.suspect(event.server)  # type: ignore[union-attr]
         elif kind is events.RetrySlice:
             self._servers.retry(event, now, actions)  # type: ignore[arg-type]
         elif kind is events.ReadsCopied:
             self._servers.taken(event, now, actions)  # type: ignore[arg-type]
-        elif kind is events.Start:
+        elif kind is events.StartEvent:
             self._scheduler.write(self._hello, now, actions)
         return actions
 
@@ -107,30 +109,34 @@ class WorkerMachine:
         """Let pushes be sent before values that were requested, and that no caller reads any more."""
         self._servers.forget_reads()
 
-    def complete(self, server: int, slice: int) -> int:
+    def complete_pushes(self, server: int, slice: int) -> int:
         """Return how many of this worker's pushes into a slice are in rounds known to be complete."""
         requests = self._servers[server].requests
         return requests.complete.get(slice, 0) - requests.first_rounds.get(slice, 0)
 
-    def answered(self, server: int, slice: int) -> int:
+    def answered_pushes(self, server: int, slice: int) -> int:
         """Return how many of this worker's pushes into a slice are answered, if replies are in order."""
         requests = self._servers[server].requests
         first = requests.first_rounds.get(slice, 0)
         return requests.accepted.get(slice, first) - first
 
-    def base(self, server: int, slice: int) -> int:
+    def base_round(self, server: int, slice: int) -> int:
         """Return the round of a slice after which this worker's own begin."""
         return self._servers[server].requests.first_rounds.get(slice, 0)
 
-    def who(self, server: int | None, slice: int = -1, round: int = 0) -> Send:
+    def request_missing(self, server: int | None, slice: int = -1, round: int = 0) -> SendMessage:
         """Request the ranks that a round waits for; with None the scheduler's, for start, barrier or init.
 
         `missing` will have the answer.
         """
         self.missing = None
         welcome = self.member.welcome
-        question = m.Who(welcome.store if welcome else -1, slice, round)
-        return Send(server, question) if server is not None else self._scheduler.unreliable(question)
+        question = m.MissingRequest(welcome.store if welcome else -1, slice, round)
+        return (
+            SendMessage(server, question)
+            if server is not None
+            else self._scheduler.unreliable_message(question)
+        )
 
     # --------------------------------------------------------------------------------------------- exchanges
 
@@ -183,33 +189,33 @@ class WorkerMachine:
 
     # -------------------------------------------------------------------------------------------- operations
 
-    def _submit(self, event: Submit, now: float, actions: list[Action]) -> None:
+    def _submit_requests(self, event: SubmitRequests, now: float, actions: list[Action]) -> None:
         error = self.failure or self._servers.refusal(event.parts)
         if error or not event.parts:
-            actions.append(Done(event.op, error))
+            actions.append(OperationDone(event.op, error))
             return
         member = self.member
-        if member.rejoining and self._waits(event.parts):
-            self._hold(event, now, actions)
+        if member.rejoining and self._awaits_join(event.parts):
+            self._hold_submission(event, now, actions)
             return
         if member.view is not None and member.epoch != member.view.epoch and not member.rejoining:
             self._look_for_join_point(member.view, event.parts, now, actions)
         self._servers.submit(event, now, actions)
 
-    def _waits(self, parts: Iterable[events.SliceRequest]) -> bool:
+    def _awaits_join(self, parts: Iterable[events.SliceRequest]) -> bool:
         """Return whether these requests are, or follow, the first push of a restarted worker."""
         held = {part.record.slice for event in self._held for part in event.parts}
         return any(part.record.kind in _PUSHES or part.record.slice in held for part in parts)
 
-    def _hold(self, event: Submit, now: float, actions: list[Action]) -> None:
+    def _hold_submission(self, event: SubmitRequests, now: float, actions: list[Action]) -> None:
         """Hold a submission until the others have reached this worker's join point."""
         if not self._held and self.member.welcome is not None:
             first = next(part.record.slice for part in event.parts if part.record.kind in _PUSHES)
-            self._scheduler.write(m.Begin(self.member.welcome.store, first), now, actions)
+            self._scheduler.write(m.RejoinBeginNotice(self.member.welcome.store, first), now, actions)
         self._held.append(event)
 
     def _look_for_join_point(
-        self, view: View, parts: Iterable[events.SliceRequest], now: float, actions: list[Action]
+        self, view: ViewNotice, parts: Iterable[events.SliceRequest], now: float, actions: list[Action]
     ) -> None:
         """Report the pushes so far, if this is another worker's join point."""
         if any(link.join_epoch < self.member.join_epoch for link in self._servers.all()):
@@ -217,23 +223,23 @@ class WorkerMachine:
         if any(part.record.slice == view.begin and part.record.kind in _PUSHES for part in parts):
             self.member.epoch = view.epoch
             pushed = tuple(one for link in self._servers.all() for one in link.requests.pushed())
-            self._scheduler.write(m.JoinPointReached(view.store, view.epoch, pushed), now, actions)
+            self._scheduler.write(m.JoinPointNotice(view.store, view.epoch, pushed), now, actions)
 
     def _drop_held(self, failure: Failure, actions: list[Action]) -> None:
         held, self._held = self._held, []
-        actions.extend(Done(event.op, failure) for event in held)
+        actions.extend(OperationDone(event.op, failure) for event in held)
 
-    def _request(self, event: events.SchedulerRequest, now: float, actions: list[Action]) -> None:
+    def _request_scheduler(self, event: events.SchedulerRequest, now: float, actions: list[Action]) -> None:
         welcome = self.member.welcome
         if self.failure is not None or welcome is None:
             error = self.failure or Failure("KVStoreError", "the scheduler has not answered yet")
-            actions.append(Done(event.op, error))
+            actions.append(OperationDone(event.op, error))
             return
-        if type(event.message) is m.Leave:
-            self._leave(actions)
-        self._scheduler.request(event, welcome.store, now, actions)
+        if type(event.message) is m.LeaveNotice:
+            self._leave_store(actions)
+        self._scheduler.send_request(event, welcome.store, now, actions)
 
-    def _leave(self, actions: list[Action]) -> None:
+    def _leave_store(self, actions: list[Action]) -> None:
         """Close: requests without a reply will never have one."""
         self._left = True
         closed = Failure("ClosedError", "the store is closed")
@@ -242,63 +248,63 @@ class WorkerMachine:
 
     # ---------------------------------------------------------------------------------------------- messages
 
-    def _received(self, peer: Hashable, message: Any, now: float, actions: list[Action]) -> None:
+    def _receive_message(self, peer: Hashable, message: Any, now: float, actions: list[Action]) -> None:
         if type(message) is m.Batch:
             self._servers.replies(peer, message, now, actions)  # type: ignore[arg-type]
         elif peer == ECHO:
             self._scheduler.silence.note_heartbeat(now)
         elif type(message) is m.ReliableMessage:
-            self._read(message, now, actions)
-        elif type(message) is m.Attached:
+            self._read_reliable(message, now, actions)
+        elif type(message) is m.AttachReply:
             self._servers.attached(peer, message, now, actions)  # type: ignore[arg-type]
-        elif type(message) is m.Fenced:
+        elif type(message) is m.FenceNotice:
             if not self._left:
-                self._fenced(message, now, actions)
-        elif type(message) is m.Missing:
+                self._note_fence(message, now, actions)
+        elif type(message) is m.MissingReply:
             self._is_missing(message, now, actions)
-        elif type(message) is m.LeftOut:
+        elif type(message) is m.LeftOutNotice:
             self._left_out(peer, message, actions)  # type: ignore[arg-type]
 
-    def _read(self, message: m.ReliableMessage, now: float, actions: list[Action]) -> None:
+    def _read_reliable(self, message: m.ReliableMessage, now: float, actions: list[Action]) -> None:
         for body in self._scheduler.read(message, now):
             handler = self._handlers.get(type(body))
             if handler is not None:
                 handler(body, now, actions)
         self._scheduler.acknowledge(actions)
 
-    def _left_out(self, server: int, message: m.LeftOut, actions: list[Action]) -> None:
+    def _left_out(self, server: int, message: m.LeftOutNotice, actions: list[Action]) -> None:
         welcome = self.member.welcome
         known = welcome is not None and message.store == welcome.store
         if known and server in self._servers and message.rank not in self._shrunk:
             self._shrunk.add(message.rank)
-            own = message.round - self.base(server, message.slice)
+            own = message.round - self.base_round(server, message.slice)
             actions.append(events.RoundsShrunk(message.rank, message.slice, own))
 
-    def _ping(self, message: m.Ping, now: float, actions: list[Action]) -> None:
-        actions.append(self._scheduler.unreliable(m.Pong(message.number)))
+    def _answer_ping(self, message: m.PingRequest, now: float, actions: list[Action]) -> None:
+        actions.append(self._scheduler.unreliable_message(m.PingReply(message.number)))
 
-    def _is_missing(self, message: m.Missing, now: float, actions: list[Action]) -> None:
+    def _is_missing(self, message: m.MissingReply, now: float, actions: list[Action]) -> None:
         self.missing = message
 
     # -------------------------------------------------------------------------------------------- membership
 
-    def _met_scheduler(self, message: m.Met, now: float, actions: list[Action]) -> None:
+    def _met_scheduler(self, message: m.HelloReply, now: float, actions: list[Action]) -> None:
         self._scheduler.echoes = True
         self._scheduler.absence = message.absence
         actions.append(message)
 
-    def _welcomed(self, message: m.Welcome, now: float, actions: list[Action]) -> None:
+    def _note_welcome(self, message: m.WelcomeNotice, now: float, actions: list[Action]) -> None:
         if self.member.welcome is None:
-            self.member.enter(message)
+            self.member.enter_store(message)
             actions.append(message)
             self._servers.meet(message.servers, now, actions)
 
-    def _viewed(self, view: View, now: float, actions: list[Action]) -> None:
+    def _apply_view(self, view: ViewNotice, now: float, actions: list[Action]) -> None:
         member = self.member
         if member.welcome is None or member.view is None or view.epoch <= member.view.epoch or self.failure:
             return
-        was_broken = member.broken
-        member.see(view)
+        was_broken = member.is_broken
+        member.apply_view(view)
         actions.append(view)
         self._servers.meet(view.servers, now, actions)
         if member.rejoining and view.begun == member.welcome.rank:
@@ -307,32 +313,32 @@ class WorkerMachine:
             if loss.role == "server":
                 self._servers.lose(loss, actions)
         if view.broken and not was_broken:
-            failure = member.loss()
+            failure = member.loss_failure()
             self._servers.give_up(failure, actions)
             self._drop_held(failure, actions)
 
-    def _start_pushing(self, view: View, now: float, actions: list[Action]) -> None:
+    def _start_pushing(self, view: ViewNotice, now: float, actions: list[Action]) -> None:
         """Begin to push: all others have reached the join point; ask the servers for the first rounds."""
-        self.member.join(view)
+        self.member.begin_pushes(view)
         self._servers.attach_again(now, actions)
         held, self._held = self._held, []
         for event in held:
-            self._submit(event, now, actions)
+            self._submit_requests(event, now, actions)
 
     # -------------------------------------------------------------------------------------------------- ends
 
-    def _refused(self, message: m.Refused, now: float, actions: list[Action]) -> None:
+    def _note_refusal(self, message: m.RefusalNotice, now: float, actions: list[Action]) -> None:
         why = Failure(message.error, message.text, message.role, message.rank, message.silent)
-        self._fail(why, actions)
+        self._fail_all(why, actions)
 
-    def _fenced(self, message: m.Fenced, now: float, actions: list[Action]) -> None:
-        self._fail(self._explained(Failure("FencedError", message.text)), actions)
+    def _note_fence(self, message: m.FenceNotice, now: float, actions: list[Action]) -> None:
+        self._fail_all(self._removal_failure(Failure("FencedError", message.text)), actions)
 
-    def _explained(self, why: Failure) -> Failure:
+    def _removal_failure(self, why: Failure) -> Failure:
         welcome = self.member.welcome
-        return self._scheduler.explained(why, f"worker {welcome.rank}" if welcome else "this worker")
+        return self._scheduler.removal_failure(why, f"worker {welcome.rank}" if welcome else "this worker")
 
-    def _fail(self, failure: Failure, actions: list[Action]) -> None:
+    def _fail_all(self, failure: Failure, actions: list[Action]) -> None:
         """End with a failure: all operations fail, also later ones."""
         if self.failure is not None:
             return
@@ -340,23 +346,23 @@ class WorkerMachine:
         self._servers.drop(failure, actions)
         self._drop_held(failure, actions)
         self._servers.end_all(failure, actions)
-        self._scheduler.fail(failure, actions)
-        actions.append(events.Failed(failure))
+        self._scheduler.fail_requests(failure, actions)
+        actions.append(events.ProcessFailed(failure))
 
     def _tick(self, now: float, actions: list[Action]) -> None:
         if self.failure is not None:
             return
         self._look_for_scheduler(now, actions)
-        self._scheduler.resend(now, actions)
+        self._scheduler.repeat_overdue(now, actions)
         self._servers.tick(now, actions)
 
     def _look_for_scheduler(self, now: float, actions: list[Action]) -> None:
         """Check that the scheduler is alive, while an operation waits."""
-        if not self.busy and self.member.welcome is not None:
+        if not self.is_busy and self.member.welcome is not None:
             self._scheduler.silence.note_heartbeat(now)
             return
-        failure = self._scheduler.look(now, actions)
+        failure = self._scheduler.check_scheduler(now, actions)
         if failure is not None and self._left:
             self._scheduler.end_delivered(actions)
         elif failure is not None:
-            self._fail(self._explained(failure), actions)
+            self._fail_all(self._removal_failure(failure), actions)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...protocol.losses import lost
-from ...protocol.messages import Failure, View, Welcome
+from ...protocol.losses import loss_failure
+from ...protocol.messages import Failure, ViewNotice, WelcomeNotice
 
 
 class StoreMember:
@@ -14,8 +14,8 @@ class StoreMember:
     """
 
     def __init__(self) -> None:
-        self.welcome: Welcome | None = None
-        self.view: View | None = None
+        self.welcome: WelcomeNotice | None = None
+        self.view: ViewNotice | None = None
         #: The epoch of the view that is known and whose join point, if it has one, is reached.
         self.epoch = 0
         self.rejoining = False
@@ -25,26 +25,26 @@ class StoreMember:
         #: By rank, the seat of the host that a worker pushes for; empty where each pushes for itself.
         self.seats: dict[int, int] = {}
 
-    def enter(self, welcome: Welcome) -> None:
+    def enter_store(self, welcome: WelcomeNotice) -> None:
         """Become a member."""
         self.welcome, self.seats = welcome, dict(welcome.seats)
-        self.view = View(
+        self.view = ViewNotice(
             welcome.store, welcome.epoch, welcome.members, (), (), welcome.servers, late=welcome.late
         )
         self.epoch, self.rejoining = welcome.epoch, welcome.rank in welcome.late
 
-    def see(self, view: View) -> None:
+    def apply_view(self, view: ViewNotice) -> None:
         """Set a newer view; its epoch is reached at once, unless it has a join point of another worker."""
         self.view = view
         if self.rejoining or view.begin < 0:
             self.epoch = view.epoch
 
-    def join(self, view: View) -> None:
+    def begin_pushes(self, view: ViewNotice) -> None:
         """Begin to push: all others have reached the join point."""
         self.rejoining, self.join_epoch, self.first_rounds = False, view.epoch, view.bases
 
     @property
-    def broken(self) -> bool:
+    def is_broken(self) -> bool:
         """Whether rounds have ended with a loss."""
         return self.view is not None and self.view.broken
 
@@ -61,6 +61,10 @@ class StoreMember:
         losses = self.view.losses if self.view is not None else ()
         return {one.rank for one in losses if one.role == "server"}
 
-    def loss(self) -> Failure:
+    def loss_failure(self) -> Failure:
         """Return the failure about the lost processes."""
-        return lost(self.view.losses, len(self.view.servers)) if self.view is not None else lost(())
+        return (
+            loss_failure(self.view.losses, len(self.view.servers))
+            if self.view is not None
+            else loss_failure(())
+        )

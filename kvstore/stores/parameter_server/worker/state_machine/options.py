@@ -31,6 +31,6 @@ class WorkerOptions:
     counts_answers: bool = False
 
     @property
-    def report(self) -> int:
+    def report_bytes(self) -> int:
         """Bytes of requests after which a server acknowledges their arrival, if no reply does."""
         return max(1, min(1 << 20, self.credit // 2))

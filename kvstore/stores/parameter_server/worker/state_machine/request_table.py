@@ -16,7 +16,19 @@ from typing import Any
 
 from ...native._native import count_answers, count_requests
 from ...protocol import messages as m
-from ...protocol.messages import FLAGS, KIND, NBYTES, PLACE, ROUND, SEQUENCE, SLICE, SPAN, Batch, Kind, Record
+from ...protocol.messages import (
+    FLAGS,
+    KIND,
+    NBYTES,
+    PLACE,
+    ROUND,
+    SEQUENCE,
+    SLICE,
+    SPAN,
+    Batch,
+    Record,
+    RecordKind,
+)
 from .options import WorkerOptions
 
 _MANY = 4096  # records of a batch
@@ -27,8 +39,8 @@ _SAMPLE = 512  # overdue requests that are asked for at first, as long as none i
 
 _FIRST = -(1 << 62)  # before any priority
 
-_PUSHES = frozenset((Kind.PUSH, Kind.PUSHPULL))
-_READS = frozenset((Kind.PULL, Kind.PUSHPULL))
+_PUSHES = frozenset((RecordKind.PUSH, RecordKind.PUSHPULL))
+_READS = frozenset((RecordKind.PULL, RecordKind.PUSHPULL))
 _FRAME, _SHARED = m.PayloadLocation.FRAME, m.PayloadLocation.SHARED
 _new = tuple.__new__
 
@@ -79,7 +91,7 @@ class RequestInFlight:
         """Nobody waits for it, and its payload is gone; what is left is harmless, and is still answered."""
         self.operation = None
         self.payload = None
-        self.record = Record(Kind.PULL, self.record.slice, 0)
+        self.record = Record(RecordKind.PULL, self.record.slice, 0)
         self.size = self.back = 0
         self.pushed = None
 
@@ -89,7 +101,7 @@ class RequestTable:
 
     def __init__(self, options: WorkerOptions, in_rounds: bool = True) -> None:
         self._in_rounds = in_rounds
-        self.credit, self.report = options.credit, options.report
+        self.credit, self.report = options.credit, options.report_bytes
         self.batch_bytes = options.batch_bytes
         self._counts_answers = options.counts_answers
         self.resend = options.resend
@@ -290,7 +302,7 @@ class RequestTable:
             request = self._open.get(record[SEQUENCE])
             if request is None:
                 continue
-            if record[KIND] == Kind.UNKNOWN:
+            if record[KIND] == RecordKind.UNKNOWN:
                 unknown.append(request)
                 request.sent = now
                 self._lossy = True
@@ -444,7 +456,7 @@ class RequestTable:
     def lends(self, operation: Hashable) -> bool:
         """Whether memory of an operation's caller is being sent, or may be."""
         return any(
-            one.size > m.COPIED and one.sequence in self._open and one.record[KIND] != Kind.PULL_ROWS
+            one.size > m.COPIED and one.sequence in self._open and one.record[KIND] != RecordKind.PULL_ROWS
             for one in self._of(operation)
         )
 

@@ -9,25 +9,35 @@ import msgspec
 from ...protocol import messages as m
 from ...protocol.events import (
     Action,
-    Connect,
-    Done,
+    ConnectServer,
+    OperationDone,
     ReadsCopied,
     RetrySlice,
     RoundsSeen,
-    Send,
+    SendMessage,
     SliceReceived,
     SliceRequest,
-    Submit,
+    SubmitRequests,
 )
-from ...protocol.losses import lost
-from ...protocol.messages import BY_FRAME, KIND, ROUND, SLICE, Batch, Failure, Kind, PayloadLocation, Record
+from ...protocol.losses import loss_failure
+from ...protocol.messages import (
+    BY_FRAME,
+    KIND,
+    ROUND,
+    SLICE,
+    Batch,
+    Failure,
+    PayloadLocation,
+    Record,
+    RecordKind,
+)
 from .member import StoreMember
 from .options import WorkerOptions
 from .request_table import OperationProgress, RecordBatch, RequestInFlight, RequestTable
 
-_PULL, _PUSH, _PUSHPULL, _INIT = Kind.PULL, Kind.PUSH, Kind.PUSHPULL, Kind.INIT
+_PULL, _PUSH, _PUSHPULL, _INIT = RecordKind.PULL, RecordKind.PUSH, RecordKind.PUSHPULL, RecordKind.INIT
 _PUSHES = frozenset((_PUSH, _PUSHPULL))
-_VALUE, _FAILED = Kind.VALUE, Kind.FAILED
+_VALUE, _FAILED = RecordKind.VALUE, RecordKind.FAILED
 _new = tuple.__new__
 
 
@@ -52,7 +62,9 @@ class ServerLinks:
     `hello` is how this worker has introduced itself, `memory` the handle of what it shares.
     """
 
-    def __init__(self, member: StoreMember, hello: m.Hello, options: WorkerOptions, memory: str) -> None:
+    def __init__(
+        self, member: StoreMember, hello: m.HelloRequest, options: WorkerOptions, memory: str
+    ) -> None:
         self._member, self._hello, self._options, self._memory = member, hello, options, memory
         self._links: dict[int, ServerLink] = {}
         self._operations: dict[Hashable, OperationProgress] = {}
@@ -80,16 +92,16 @@ class ServerLinks:
 
     def refusal(self, parts: Iterable[SliceRequest]) -> Failure | None:
         """Why requests cannot be made, if so."""
-        broken = self._member.broken
+        broken = self._member.is_broken
         for part in parts:
             link = self._links[part.server]
             if link.lost is not None:
                 return link.lost
             if broken and part.record.kind in (_PUSH, _PUSHPULL, _INIT):
-                return self._member.loss()
+                return self._member.loss_failure()
         return None
 
-    def submit(self, event: Submit, now: float, actions: list[Action]) -> None:
+    def submit(self, event: SubmitRequests, now: float, actions: list[Action]) -> None:
         """Begin an operation."""
         operation = self._operations[event.op] = OperationProgress(event.op, len(event.parts))
         links = self._links
@@ -141,7 +153,7 @@ class ServerLinks:
         kind = record[KIND]
         if kind in _PUSHES:  # who pushes for a host says which of its rounds it is
             count = pushes[slice_] = record[ROUND] or pushes.get(slice_, 0) + 1
-        elif self._member.broken:
+        elif self._member.is_broken:
             count = record[ROUND]  # no round will be complete: what is there, or the one the caller names
         else:
             count = max(record[ROUND], pushes.get(slice_, 0))
@@ -158,7 +170,7 @@ class ServerLinks:
             return
         head = (welcome.store, welcome.rank, self._hello.incarnation, self._member.epoch)
         for records, frames in batches:
-            actions.append(Send(server, Batch(*head, records, tuple(frames))))
+            actions.append(SendMessage(server, Batch(*head, records, tuple(frames))))
 
     def replies(self, server: int, batch: Batch, now: float, actions: list[Action]) -> None:
         """Take what a server answers."""
@@ -181,7 +193,7 @@ class ServerLinks:
                 operation.error = failure_of(record, batch)
             if not operation.left:
                 del self._operations[operation.name]
-                actions.append(Done(operation.name, operation.error))
+                actions.append(OperationDone(operation.name, operation.error))
         if unknown:
             self._send(server, link.requests.repeats(unknown), actions)
         self._pump(server, now, actions)
@@ -278,7 +290,7 @@ class ServerLinks:
                 link.incarnation = member.incarnation
                 link.attached = False
                 link.requests.begin_again()
-                actions.append(Connect(member.rank, member.address, member.incarnation))
+                actions.append(ConnectServer(member.rank, member.address, member.incarnation))
                 self._attach(member.rank, now, actions)
 
     def attach_again(self, now: float, actions: list[Action]) -> None:
@@ -295,12 +307,12 @@ class ServerLinks:
             who = (member.welcome.store, member.welcome.rank, self._hello.incarnation, member.epoch)
             met = link.met and link.join_epoch >= member.join_epoch
             host = self._hello.host if member.seats else ""
-            how = met, member.rejoining, self._memory, self._options.report
+            how = met, member.rejoining, self._memory, self._options.report_bytes
             sequences = () if link.attached else link.requests.unanswered()
-            attach = m.Attach(*who, self._hello.job, tuple(known.items()), *how, host, *sequences)
-            actions.append(Send(server, attach))
+            attach = m.AttachRequest(*who, self._hello.job, tuple(known.items()), *how, host, *sequences)
+            actions.append(SendMessage(server, attach))
 
-    def attached(self, server: int, message: m.Attached, now: float, actions: list[Action]) -> None:
+    def attached(self, server: int, message: m.AttachReply, now: float, actions: list[Action]) -> None:
         """Note that a server takes requests."""
         link = self._links.get(server)
         if link is None or message.incarnation != link.incarnation:
@@ -320,7 +332,7 @@ class ServerLinks:
         """End what waits for a server that is lost for good."""
         link = self._links.get(loss.rank)
         if link is not None and link.lost is None:
-            link.lost = lost((loss,), len(self._links))
+            link.lost = loss_failure((loss,), len(self._links))
             self._end(link.requests.drop(), link.lost, actions)
 
     def leave(self, failure: Failure, actions: list[Action]) -> None:
@@ -345,7 +357,7 @@ class ServerLinks:
 
     def _end(self, operations: Iterable[OperationProgress], failure: Failure, actions: list[Action]) -> None:
         known = [one for one in operations if self._operations.pop(one.name, None) is not None]
-        actions.extend(Done(one.name, one.error or failure) for one in known)
+        actions.extend(OperationDone(one.name, one.error or failure) for one in known)
 
 
 def failure_of(record: Record, batch: Batch) -> Failure:

@@ -27,13 +27,13 @@ def sender() -> Iterator[Sender]:
     made.close()
 
 
-@pytest.fixture(params=ciphers.available())
+@pytest.fixture(params=ciphers.available_ciphers())
 def number(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
 def cipher(number: int, goes: bytes = TO, comes: bytes = FROM, **options: int) -> Cipher:
-    return Cipher(ciphers._aeads()[number], goes, comes, **options)
+    return Cipher(ciphers._find_aeads()[number], goes, comes, **options)
 
 
 def sockets() -> tuple[socket.socket, socket.socket]:
@@ -51,7 +51,7 @@ def sent(sender: Sender, number: int) -> Callable[..., list[bytes]]:
     def record(*messages: bytes, **options: int) -> list[bytes]:
         ours, theirs = sockets()
         stream = Stream(sender, theirs.detach(), LIMIT, cipher(number, **options))
-        found, tag = [], ciphers._aeads()[number].tag_bytes
+        found, tag = [], ciphers._find_aeads()[number].tag_bytes
         for message in messages:
             assert stream.send([message])
             assert stream.sent
@@ -108,7 +108,7 @@ def test_small_chunks_come_with_full_ones(sender: Sender, number: int, rest: int
     stream, raw = Stream(sender, theirs.detach(), LIMIT, cipher(number)), b""
     assert stream.send(frames)
     assert stream.sent
-    tag = ciphers._aeads()[number].tag_bytes
+    tag = ciphers._find_aeads()[number].tag_bytes
     while len(raw) < 2 * CHUNK + rest + 3 * (HEAD + tag):
         raw += ours.recv(1 << 20)
     stream.close()
@@ -200,7 +200,7 @@ def test_what_is_sent_shows_nothing(sent: Callable[..., list[bytes]]) -> None:
 
 def test_chunks_are_those_of_the_standard(number: int, sent: Callable[..., list[bytes]]) -> None:
     """The library's own function for a whole text decrypts them: the key, the number as nonce, the length."""
-    name, aead = ciphers._NAMES[number], ciphers._aeads()[number]
+    name, aead = ciphers._NAMES[number], ciphers._find_aeads()[number]
     maps = Path("/proc/self/maps").read_text()
     path = next(line.split()[-1] for line in maps.splitlines() if "libsodium" in line)
     decrypt = getattr(ctypes.CDLL(path), f"crypto_aead_{name}_decrypt")
@@ -238,7 +238,7 @@ def test_a_cipher_serves_one_stream_only(sender: Sender, number: int) -> None:
 
 
 def test_a_cipher_has_two_keys(number: int) -> None:
-    aead = ciphers._aeads()[number]
+    aead = ciphers._find_aeads()[number]
     for goes, comes in ((TO, TO), (TO[:31], FROM), (TO, FROM + b"x"), (b"", b"")):
         with pytest.raises(ValueError, match="two keys"):
             Cipher(aead, goes, comes)
@@ -247,7 +247,7 @@ def test_a_cipher_has_two_keys(number: int) -> None:
 
 
 def test_a_cipher_has_all_functions_and_sizes_that_fit(number: int) -> None:
-    aead = ciphers._aeads()[number]
+    aead = ciphers._find_aeads()[number]
     for wrong in (aead[:3], aead._replace(hash=0)):
         with pytest.raises(ValueError, match="three functions"):
             Cipher(wrong, TO, FROM)

@@ -28,9 +28,9 @@ from kvstore.stores.parameter_server.protocol.messages import (
     PROTOCOL,
     SPAN,
     Batch,
-    Kind,
     PayloadLocation,
     Record,
+    RecordKind,
 )
 from kvstore.stores.parameter_server.transport.frames import MessageCodec, MessageLimits
 from kvstore.stores.parameter_server.transport.native._streams import (
@@ -52,7 +52,7 @@ STORE, RANK, INCARNATION, EPOCH, VERSION, CLOCK = 3, 7, 1 << 60, 5, 2, 11
 GUARD = 256
 SIZES = st.sampled_from([1, 2, 63, 64, 65, 4096, 16384, 16385, 32768, 32769, 70_000])
 SHAPES = st.lists(SIZES, min_size=1, max_size=6)
-KINDS = (Kind.PUSHPULL, Kind.PUSH, Kind.PULL)
+KINDS = (RecordKind.PUSHPULL, RecordKind.PUSH, RecordKind.PULL)
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -66,7 +66,7 @@ class Pair:
         batch_bytes: int = 1 << 20,
         same: bool = False,
         credit: int = 1 << 30,
-        kind: Kind = Kind.PUSHPULL,
+        kind: RecordKind = RecordKind.PUSHPULL,
     ):
         ours, self.server = socket.socketpair()
         ours.setblocking(False)
@@ -99,12 +99,14 @@ class Pair:
         self.first = first
         assert self.set(self.value, self.out)
         rounds = [at + 4 for at in range(len(self.parts))]
-        numbers = ([CLOCK], first, 0, EPOCH, VERSION) if self.kind != Kind.PULL else ([0], first, 0, EPOCH, 0)
+        numbers = (
+            ([CLOCK], first, 0, EPOCH, VERSION) if self.kind != RecordKind.PULL else ([0], first, 0, EPOCH, 0)
+        )
         assert self.stream.begin(self.exchange, rounds, *numbers)
 
     def set(self, value: Bytes, out: Bytes) -> bool:
-        values = None if self.kind == Kind.PULL else address(value)
-        outs = None if self.kind == Kind.PUSH else address(out)
+        values = None if self.kind == RecordKind.PULL else address(value)
+        outs = None if self.kind == RecordKind.PUSH else address(out)
         return self.exchange.set(values, outs, (value, out))
 
     def wait(self, seconds: float = 20.0, descriptors: bytes = b"") -> list[list[Any]]:
@@ -155,7 +157,7 @@ class Pair:
     def records(self, answers: Sequence[int], payloads: Sequence[bytes]) -> list[Record]:
         return [
             Record(
-                Kind.VALUE, 100 + at, self.first + at, 40 + at,
+                RecordKind.VALUE, 100 + at, self.first + at, 40 + at,
                 place=FRAME, frame=index, nbytes=len(payload),
             )
             for index, (at, payload) in enumerate(zip(answers, payloads, strict=True))
@@ -199,8 +201,8 @@ def usual(pair: Pair, batch_bytes: int) -> bytes:
             pair.kind, slice_, 0, at + 4, VERSION, CLOCK, 0, 0.0, -1, FRAME, 0, 0, size, 0
         )  # fmt: skip
         payload: tuple[Any, ...] = (memoryview(pair.value)[start : start + size],)
-        if pair.kind == Kind.PULL:
-            record, payload = Record(Kind.PULL, slice_, 0, at + 4, flags=PACKED), ()
+        if pair.kind == RecordKind.PULL:
+            record, payload = Record(RecordKind.PULL, slice_, 0, at + 4, flags=PACKED), ()
         table.add(RequestInFlight(operation, at, record, payload), 0)
     return b"".join(written(Batch(*HEAD, records, tuple(frames))) for records, frames in table.pump(0.0))
 
@@ -208,9 +210,9 @@ def usual(pair: Pair, batch_bytes: int) -> bytes:
 @given(SHAPES, st.sampled_from([1, 5000, 40_000, 1 << 20]), st.sampled_from(KINDS))
 @settings(max_examples=120, deadline=None)
 def test_requests_are_those_of_the_usual_way(
-    sender: Sender, sizes: list[int], batch_bytes: int, kind: Kind
+    sender: Sender, sizes: list[int], batch_bytes: int, kind: RecordKind
 ) -> None:
-    batch_bytes = 1 << 20 if kind == Kind.PULL else batch_bytes
+    batch_bytes = 1 << 20 if kind == RecordKind.PULL else batch_bytes
     pair = Pair(sender, sizes, batch_bytes, kind=kind)
     wanted = usual(pair, batch_bytes)
     pair.begin()
@@ -221,9 +223,11 @@ def test_requests_are_those_of_the_usual_way(
     pair.close()
 
 
-@given(SHAPES, st.sampled_from([2.0, 3.0]), st.sampled_from([Kind.PUSH, Kind.PUSHPULL]))
+@given(SHAPES, st.sampled_from([2.0, 3.0]), st.sampled_from([RecordKind.PUSH, RecordKind.PUSHPULL]))
 @settings(max_examples=40, deadline=None)
-def test_values_that_count_divided(sender: Sender, sizes: list[int], divisor: float, kind: Kind) -> None:
+def test_values_that_count_divided(
+    sender: Sender, sizes: list[int], divisor: float, kind: RecordKind
+) -> None:
     """They are sent as they are, and answered by plain ones."""
     pair = Pair(sender, sizes, kind=kind)
     assert pair.set(pair.value, pair.out)
@@ -243,7 +247,7 @@ def test_values_that_count_divided(sender: Sender, sizes: list[int], divisor: fl
 
 
 def test_what_cannot_count_divided(sender: Sender) -> None:
-    pull, push = Pair(sender, [8], kind=Kind.PULL), Pair(sender, [8])
+    pull, push = Pair(sender, [8], kind=RecordKind.PULL), Pair(sender, [8])
     for pair, divisor in ((pull, 2.0), (push, 0.0), (push, float("nan"))):
         assert pair.set(pair.value, pair.out)
         with pytest.raises(ValueError, match="no plain values"):
@@ -276,7 +280,7 @@ def test_packed_values_are_pushed_as_in_the_usual_way(
             _, start, size = one.parts[at]
             stop = len(words) if at == len(sizes) - 1 else (start + size) // 4 * bits // 8
             wanted = Record(
-                Kind.PUSHPULL, 100 + at, at + 1, at + 4, VERSION, CLOCK, code, 0.5, -1, FRAME,
+                RecordKind.PUSHPULL, 100 + at, at + 1, at + 4, VERSION, CLOCK, code, 0.5, -1, FRAME,
                 record.frame, record.offset, stop - start // 4 * bits // 8, PACKED,
             )  # fmt: skip
             assert record == wanted
@@ -284,7 +288,9 @@ def test_packed_values_are_pushed_as_in_the_usual_way(
             found.append(bytes(payload))
             at += 1
         records = [
-            Record(Kind.VALUE, one.slice, one.sequence, 9, place=FRAME, frame=index, nbytes=sizes[number])
+            Record(
+                RecordKind.VALUE, one.slice, one.sequence, 9, place=FRAME, frame=index, nbytes=sizes[number]
+            )
             for index, one in enumerate(batch.records)
             for number in [one.slice - 100]
         ]
@@ -303,7 +309,7 @@ def test_packed_values_are_pushed_as_in_the_usual_way(
 def begin_packed(one: Pair, code: int) -> None:
     """Push packed values, or pull; the answers may be packed."""
     assert one.set(one.value, one.out)
-    if one.kind == Kind.PUSHPULL:
+    if one.kind == RecordKind.PUSHPULL:
         words = np.zeros(cpu.encoded_bytes(code, one.value.size // 4), np.uint8)
         one.exchange.pack(code, 0.5, address(words), words)
     rounds = [at + 4 for at in range(len(one.parts))]
@@ -322,13 +328,15 @@ def packed_answers(
         cpu.decode(code, threshold, parts, total)
         payloads.append(b"".join(part.tobytes() for part in parts))
         sums.append(total.tobytes())
-        record = Record(Kind.VALUE, slice_, 1 + at, 40 + at, 0, 0, code, threshold, place=FRAME, frame=at)
+        record = Record(
+            RecordKind.VALUE, slice_, 1 + at, 40 + at, 0, 0, code, threshold, place=FRAME, frame=at
+        )
         records.append(record._replace(nbytes=len(payloads[-1])))
     return records, payloads, sums
 
 
 @given(
-    st.sampled_from([Kind.PUSHPULL, Kind.PULL]),
+    st.sampled_from([RecordKind.PUSHPULL, RecordKind.PULL]),
     st.sampled_from(["two_bit", "one_bit"]),
     st.lists(st.integers(1, 8), max_size=3),
     st.integers(1, 40_000),
@@ -339,7 +347,7 @@ def packed_answers(
 @settings(max_examples=60, deadline=None)
 def test_sums_that_come_packed(
     sender: Sender,
-    kind: Kind,
+    kind: RecordKind,
     coding: str,
     cuts: list[int],
     last: int,
@@ -379,11 +387,13 @@ _PACKED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [Kind.PUSHPULL, Kind.PULL])
+@pytest.mark.parametrize("kind", [RecordKind.PUSHPULL, RecordKind.PULL])
 @pytest.mark.parametrize("name", [*_PACKED, "too many", "not asked"])
-def test_a_packed_reply_that_is_not_as_expected(pair: Callable[..., Pair], name: str, kind: Kind) -> None:
+def test_a_packed_reply_that_is_not_as_expected(
+    pair: Callable[..., Pair], name: str, kind: RecordKind
+) -> None:
     code = cpu.coding("two_bit")
-    one = pair([4 * 40_000, 4 * 36_000], kind=Kind.PUSHPULL if name == "not asked" else kind)
+    one = pair([4 * 40_000, 4 * 36_000], kind=RecordKind.PUSHPULL if name == "not asked" else kind)
     if name == "not asked":
         one.begin()
     else:
@@ -411,7 +421,7 @@ def test_a_sum_in_place_that_is_said_to_be_packed(pair: Callable[..., Pair]) -> 
     one.exchange.pack(cpu.coding("two_bit"), 0.5, address(words), words)
     one.exchange.share({0: (0, 0, True)})
     assert one.stream.begin(one.exchange, [4], [CLOCK], 1, 0, EPOCH, VERSION)
-    record = Record(Kind.VALUE, 100, 1, 40, coding=cpu.coding("two_bit"), threshold=0.5)
+    record = Record(RecordKind.VALUE, 100, 1, 40, coding=cpu.coding("two_bit"), threshold=0.5)
     text = written(Batch(*HEAD, [record._replace(flags=IN_PLACE, place=PayloadLocation.NONE)], (), 77))
     one.server.sendall(text)
     assert [raw(frames) for frames in one.wait()] == [text]
@@ -430,13 +440,13 @@ def batch_of(message: Any) -> Batch:
 
 
 def test_a_push_is_answered_by_a_word(pair: Callable[..., Pair]) -> None:
-    one = pair([3000, 70_000, 5], kind=Kind.PUSH)
+    one = pair([3000, 70_000, 5], kind=RecordKind.PUSH)
     one.begin()
-    done = [Record(Kind.DONE, 100 + at, 1 + at, 40 + at) for at in (2, 0)]
+    done = [Record(RecordKind.DONE, 100 + at, 1 + at, 40 + at) for at in (2, 0)]
     one.server.sendall(written(Batch(*HEAD, done, (), 77)))
     assert one.wait(0.05) == [] and one.exchange.left == 1
     assert one.exchange.answered_bytes == 3005
-    wrong = written(Batch(*HEAD, [Record(Kind.VALUE, 101, 2, 41)], (), 77))
+    wrong = written(Batch(*HEAD, [Record(RecordKind.VALUE, 101, 2, 41)], (), 77))
     one.server.sendall(wrong)
     assert [raw(frames) for frames in one.wait()] == [wrong]
     assert one.exchange.rounds() == [40, None, 42]
@@ -444,7 +454,7 @@ def test_a_push_is_answered_by_a_word(pair: Callable[..., Pair]) -> None:
 
 @pytest.mark.parametrize("name", ["done", "failed", "unknown", "no payload", "late", "other slice"])
 def test_a_value_that_is_pulled(pair: Callable[..., Pair], name: str) -> None:
-    one = pair([70_000, 3000], kind=Kind.PULL)
+    one = pair([70_000, 3000], kind=RecordKind.PULL)
     one.begin()
     values = [os.urandom(70_000), os.urandom(3000)]
     text = changed(name)(one, values)
@@ -462,7 +472,7 @@ def test_a_value_that_is_pulled(pair: Callable[..., Pair], name: str) -> None:
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 2, 0], [2, 3, 0, 1]])
 def test_answers_to_the_exchange_before(pair: Callable[..., Pair], order: list[int], together: bool) -> None:
     """A pull is sent behind a push without a reply; replies may answer both."""
-    push, pull = pair([300, 20], kind=Kind.PUSH), pair([70_000, 10], kind=Kind.PULL)
+    push, pull = pair([300, 20], kind=RecordKind.PUSH), pair([70_000, 10], kind=RecordKind.PULL)
     pull.stream.close()
     pull.server.close()
     pull.stream, pull.server = push.stream, push.server
@@ -477,9 +487,11 @@ def test_answers_to_the_exchange_before(pair: Callable[..., Pair], order: list[i
         payloads = tuple(values[at] for at in some if at > 1)
         frames = iter(range(4))
         records = [
-            Record(Kind.VALUE, 98 + at, 1 + at, 9, place=FRAME, frame=next(frames), nbytes=len(values[at]))
+            Record(
+                RecordKind.VALUE, 98 + at, 1 + at, 9, place=FRAME, frame=next(frames), nbytes=len(values[at])
+            )
             if at > 1
-            else Record(Kind.DONE, 100 + at, 1 + at, 8)
+            else Record(RecordKind.DONE, 100 + at, 1 + at, 8)
             for at in some
         ]
         push.server.sendall(written(Batch(*HEAD, records, payloads, 320)))
@@ -489,7 +501,7 @@ def test_answers_to_the_exchange_before(pair: Callable[..., Pair], order: list[i
         assert time.monotonic() < end and pull.wait() == []
     assert push.exchange.rounds() == [8, 8] and pull.exchange.rounds() == [9, 9]
     assert pull.out.tobytes() == values[2] + values[3] and pull.guarded()
-    again = written(Batch(*HEAD, [Record(Kind.DONE, 100, 1, 8)], (), 320))
+    again = written(Batch(*HEAD, [Record(RecordKind.DONE, 100, 1, 8)], (), 320))
     push.server.sendall(again)
     end = pace.deadline(20)
     found: list[Any] = []
@@ -500,12 +512,12 @@ def test_answers_to_the_exchange_before(pair: Callable[..., Pair], order: list[i
 
 
 def test_what_an_exchange_does_not_take(pair: Callable[..., Pair]) -> None:
-    push, pull = pair([100], kind=Kind.PUSH), pair([100], kind=Kind.PULL)
+    push, pull = pair([100], kind=RecordKind.PUSH), pair([100], kind=RecordKind.PULL)
     for one, values, outs in ((push, b"", b""), (push, None, None), (pull, b"", b""), (pull, None, None)):
         with pytest.raises(ValueError, match="no values, and a push no outs"):
             one.exchange.set(values, outs, None)
     with pytest.raises(ValueError, match="an exchange pushes"):
-        Exchange((PROTOCOL, CODEC.job, 0, 0, 0), [], [], 1, 1, 1, 1, Kind.INIT)
+        Exchange((PROTOCOL, CODEC.job, 0, 0, 0), [], [], 1, 1, 1, 1, RecordKind.INIT)
     assert pull.set(pull.value, pull.out) and push.set(push.value, push.out)
     for exchange, code in ((pull.exchange, 1), (push.exchange, 0), (push.exchange, 99)):
         with pytest.raises(ValueError, match="no codec"):
@@ -569,9 +581,9 @@ def changed(name: str) -> Callable[[Pair, list[bytes]], bytes]:
 
 
 _FIELDS: dict[str, dict[str, Any]] = {
-    "done": {"kind": Kind.DONE},
-    "failed": {"kind": Kind.FAILED},
-    "unknown": {"kind": Kind.UNKNOWN, "place": PayloadLocation.NONE},
+    "done": {"kind": RecordKind.DONE},
+    "failed": {"kind": RecordKind.FAILED},
+    "unknown": {"kind": RecordKind.UNKNOWN, "place": PayloadLocation.NONE},
     "no payload": {"place": PayloadLocation.NONE},
     "shared": {"place": PayloadLocation.SHARED},
     "late": {"sequence": 0},
@@ -803,7 +815,7 @@ def test_pulls_of_values_that_are_read_where_they_lie_go_at_once(
     pair: Callable[..., Pair], mapped: bool, sent: int
 ) -> None:
     """In one message: the stream brings no amount of them that could be too much at a time."""
-    one = pair([1 << 20] * 12, kind=Kind.PULL)
+    one = pair([1 << 20] * 12, kind=RecordKind.PULL)
     if mapped:
         one.exchange.map([(3, Segment(20_000).memory)])
     one.begin()
@@ -813,10 +825,10 @@ def test_pulls_of_values_that_are_read_where_they_lie_go_at_once(
 
 
 @pytest.mark.parametrize(
-    ("slices", "kind", "sent"), [(12, Kind.PULL, 2), (4, Kind.PULL, 1), (12, Kind.PUSH, 1)]
+    ("slices", "kind", "sent"), [(12, RecordKind.PULL, 2), (4, RecordKind.PULL, 1), (12, RecordKind.PUSH, 1)]
 )
 def test_a_long_pull_of_workers_that_take_turns(
-    pair: Callable[..., Pair], slices: int, kind: Kind, sent: int
+    pair: Callable[..., Pair], slices: int, kind: RecordKind, sent: int
 ) -> None:
     """Two parts are asked for at once; in a short one, and in pushes, one."""
     one = pair([1 << 20] * slices, kind=kind)
@@ -840,15 +852,15 @@ def test_arrays_over_two_streams(sender: Sender) -> None:
         assert stream.begin(exchange, rounds, [1, 2], 1, 0, EPOCH, VERSION)
     new = [os.urandom(40_000), os.urandom(10)]
     records = [
-        Record(Kind.VALUE, 2, 1, 9, place=FRAME, nbytes=10_000),
-        Record(Kind.VALUE, 3, 2, 9, place=FRAME, frame=1, nbytes=10),
+        Record(RecordKind.VALUE, 2, 1, 9, place=FRAME, nbytes=10_000),
+        Record(RecordKind.VALUE, 3, 2, 9, place=FRAME, frame=1, nbytes=10),
     ]
     two.server.sendall(written(Batch(*HEAD, records, (new[0][30_000:], new[1]), 0)))
     end = pace.deadline(20)
     while made[1].left:
         assert time.monotonic() < end and await_replies(ways, b"", time.monotonic() + 0.05) == []
     assert made[0].left == 1 and outs[1].tobytes() == new[1]
-    record = Record(Kind.VALUE, 1, 1, 9, place=FRAME, nbytes=30_000)
+    record = Record(RecordKind.VALUE, 1, 1, 9, place=FRAME, nbytes=30_000)
     one.server.sendall(written(Batch(*HEAD, [record], (new[0][:30_000],), 0)))
     while made[0].left:
         assert time.monotonic() < end and await_replies(ways, b"", time.monotonic() + 0.05) == []
@@ -877,7 +889,7 @@ class Segment:
     def answer(self, pair: Pair, **more: Any) -> bytes:
         nbytes = self.value.nbytes
         record = Record(
-            Kind.VALUE, 100, pair.first, 40, place=PayloadLocation.SHARED, frame=3, offset=VALUE_AT,
+            RecordKind.VALUE, 100, pair.first, 40, place=PayloadLocation.SHARED, frame=3, offset=VALUE_AT,
             nbytes=nbytes, flags=6,
         )._replace(**more)  # fmt: skip
         return written(Batch(*HEAD, [record], (), 77))
@@ -925,13 +937,13 @@ def test_values_that_are_pushed_in_shared_memory(pair: Callable[..., Pair]) -> N
     one.exchange.share({0: (5, 640, True)})
     assert one.stream.begin(one.exchange, [4], [CLOCK], 1, 0, EPOCH, VERSION)
     record = Record(
-        Kind.PUSHPULL, 100, 1, 4, VERSION, CLOCK, place=PayloadLocation.SHARED, frame=5, offset=640,
+        RecordKind.PUSHPULL, 100, 1, 4, VERSION, CLOCK, place=PayloadLocation.SHARED, frame=5, offset=640,
         nbytes=20_000, flags=3,
     )  # fmt: skip
     wanted = written(Batch(*HEAD, [record], ()))
     assert read(one.server, len(wanted)) == wanted
     before = one.value.copy()
-    answer = Record(Kind.VALUE, 100, 1, 4, flags=3)
+    answer = Record(RecordKind.VALUE, 100, 1, 4, flags=3)
     one.server.sendall(written(Batch(*HEAD, [answer], ())))
     one.all_came()
     assert (one.value == before).all(), "the server has written it"

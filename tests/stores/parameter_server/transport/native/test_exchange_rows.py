@@ -24,9 +24,9 @@ from kvstore.stores.parameter_server.protocol.messages import (
     PACKED,
     PROTOCOL,
     Batch,
-    Kind,
     PayloadLocation,
     Record,
+    RecordKind,
 )
 from kvstore.stores.parameter_server.transport import sockets
 from kvstore.stores.parameter_server.transport.frames import MessageLimits
@@ -55,7 +55,7 @@ Bytes = npt.NDArray[np.uint8]
 class Pair:
     """A worker's stream with an exchange of rows, a number of them in each slice, and the server's socket."""
 
-    def __init__(self, sender: Sender, counts: Sequence[int], width: int, kind: Kind) -> None:
+    def __init__(self, sender: Sender, counts: Sequence[int], width: int, kind: RecordKind) -> None:
         ours, self.server = socket.socketpair()
         ours.setblocking(False)
         self.server.settimeout(20)
@@ -73,9 +73,11 @@ class Pair:
         self.exchange = Exchange(head, parts, [0], *limits, kind)
 
     def begin(self) -> None:
-        self.exchange.set_rows(self.places, self.ids, self.value if self.kind == Kind.PUSH else self.rows)
-        version = VERSION if self.kind == Kind.PUSH else 0
-        clocks = [CLOCK] if self.kind == Kind.PUSH else [0]
+        self.exchange.set_rows(
+            self.places, self.ids, self.value if self.kind == RecordKind.PUSH else self.rows
+        )
+        version = VERSION if self.kind == RecordKind.PUSH else 0
+        clocks = [CLOCK] if self.kind == RecordKind.PUSH else [0]
         rounds = [at + 4 for at in range(len(self.counts))]
         assert self.stream.begin(self.exchange, rounds, clocks, 1, 0, HEAD[3], version)
 
@@ -87,14 +89,16 @@ class Pair:
 
     def usual(self) -> bytes:
         """Write the requests as the state machine, the sockets and the codec do."""
-        table = RequestTable(WorkerOptions(1 << 30, 1 << 20 if self.kind == Kind.PUSH else 1 << 40, 1.0))
+        table = RequestTable(
+            WorkerOptions(1 << 30, 1 << 20 if self.kind == RecordKind.PUSH else 1 << 40, 1.0)
+        )
         operation = OperationProgress("op", len(self.counts))
         for at, count in enumerate(self.counts):
             payload: tuple[Any, ...] = (self.of(self.ids, at),)
-            record = Record(Kind.PULL_ROWS, 100 + at, 0, at + 4)
-            if self.kind == Kind.PUSH:
+            record = Record(RecordKind.PULL_ROWS, 100 + at, 0, at + 4)
+            if self.kind == RecordKind.PUSH:
                 payload = *payload, self.of(self.value, at)
-                record = Record(Kind.PUSH, 100 + at, 0, at + 4, VERSION, CLOCK)
+                record = Record(RecordKind.PUSH, 100 + at, 0, at + 4, VERSION, CLOCK)
             nbytes = sum(map(len, payload))
             record = record._replace(rows=count, place=FRAME, nbytes=nbytes)
             table.add(RequestInFlight(operation, at, record, payload), 0)
@@ -104,7 +108,7 @@ class Pair:
         """Write a reply as a server does, with changes to the first record."""
         records = []
         for frame, at in enumerate(answers):
-            record = Record(Kind.VALUE, 100 + at, 1 + at, 40 + at, rows=self.counts[at], place=FRAME)
+            record = Record(RecordKind.VALUE, 100 + at, 1 + at, 40 + at, rows=self.counts[at], place=FRAME)
             records.append(record._replace(frame=frame, nbytes=self.counts[at] * (8 + self.width)))
         payloads = tuple((bytes(self.of(self.ids, at)), self.of(self.value, at)) for at in answers)
         batch = sockets._with_packed_payloads(Batch(*HEAD, records, payloads, 77))
@@ -133,12 +137,12 @@ class Pair:
         self.server.close()
 
 
-@given(COUNTS, WIDTHS, st.sampled_from([Kind.PUSH, Kind.PULL_ROWS]))
+@given(COUNTS, WIDTHS, st.sampled_from([RecordKind.PUSH, RecordKind.PULL_ROWS]))
 @settings(max_examples=120, deadline=None)
 def test_requests_are_those_of_the_usual_way(
-    sender: Sender, counts: list[int], width: int, kind: Kind
+    sender: Sender, counts: list[int], width: int, kind: RecordKind
 ) -> None:
-    if kind == Kind.PULL_ROWS:
+    if kind == RecordKind.PULL_ROWS:
         width = 8  # the size of the reply limits the rows of one request
     pair = Pair(sender, counts, width, kind)
     wanted = pair.usual()
@@ -156,7 +160,7 @@ def test_rows_come_in_any_order_and_however_they_are_cut(
     sender: Sender, counts: list[int], width: int, seed: int, together: bool
 ) -> None:
     draw = random.Random(seed)
-    pair = Pair(sender, counts, width, Kind.PULL_ROWS)
+    pair = Pair(sender, counts, width, RecordKind.PULL_ROWS)
     pair.begin()
     order = draw.sample(range(len(counts)), len(counts))
     for answers in [order] if together else [[at] for at in order]:
@@ -170,10 +174,10 @@ def test_rows_come_in_any_order_and_however_they_are_cut(
 
 
 def test_a_push_is_answered_by_a_word(sender: Sender) -> None:
-    pair = Pair(sender, [3, 700], 8, Kind.PUSH)
+    pair = Pair(sender, [3, 700], 8, RecordKind.PUSH)
     pair.begin()
-    wrong = written(Batch(*HEAD, [Record(Kind.DONE, 100, 1, 41, rows=3)], (), 77))
-    pair.take(written(Batch(*HEAD, [Record(Kind.DONE, 101, 2, 41)], (), 77)))
+    wrong = written(Batch(*HEAD, [Record(RecordKind.DONE, 100, 1, 41, rows=3)], (), 77))
+    pair.take(written(Batch(*HEAD, [Record(RecordKind.DONE, 101, 2, 41)], (), 77)))
     assert pair.exchange.rounds() == [None, 41] and pair.exchange.answered_bytes == 700 * 16
     pair.server.sendall(wrong)
     assert pair.wait() == [wrong] and pair.exchange.left == 1
@@ -181,7 +185,7 @@ def test_a_push_is_answered_by_a_word(sender: Sender) -> None:
 
 
 CHANGES: dict[str, dict[str, Any]] = {
-    "another kind": {"kind": Kind.DONE},
+    "another kind": {"kind": RecordKind.DONE},
     "another slice": {"slice": 101},
     "another sequence": {"sequence": 7},
     "elements": {"rows": -1},
@@ -201,13 +205,13 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", [*CHANGES, "an id", "the last id", "one byte less"])
 def test_a_reply_that_is_not_as_expected(sender: Sender, name: str, counts: list[int]) -> None:
     """It stays unchanged; rows that are valid may be written, and nothing else."""
-    pair = Pair(sender, counts, 200, Kind.PULL_ROWS)
+    pair = Pair(sender, counts, 200, RecordKind.PULL_ROWS)
     pair.begin()
     if name in CHANGES:
         text = pair.reply(range(len(counts)), **CHANGES[name])
     elif name == "one byte less":
         at = counts.index(5000)
-        record = Record(Kind.VALUE, 100 + at, 1 + at, 40, rows=5000, place=FRAME, nbytes=5000 * 208)
+        record = Record(RecordKind.VALUE, 100 + at, 1 + at, 40, rows=5000, place=FRAME, nbytes=5000 * 208)
         frames = (bytes(pair.of(pair.ids, at)), bytes(pair.of(pair.value, at))[:-1])
         text = raw(CODEC.encode(Batch(*HEAD, [record], frames, 77)))
     else:
@@ -232,7 +236,7 @@ def test_a_reply_that_is_not_as_expected(sender: Sender, name: str, counts: list
 
 def test_a_call_that_ends_before_its_rows_are_there(sender: Sender) -> None:
     """The received part of the reply stays as it is, and is written nowhere."""
-    pair = Pair(sender, [5000], 200, Kind.PULL_ROWS)
+    pair = Pair(sender, [5000], 200, RecordKind.PULL_ROWS)
     pair.begin()
     text = pair.reply([0])
     pair.take(text[:500_000])
@@ -250,7 +254,7 @@ def test_a_call_that_ends_before_its_rows_are_there(sender: Sender) -> None:
 
 
 def test_what_an_exchange_of_rows_does_not_take(sender: Sender) -> None:
-    pair = Pair(sender, [3, 4], 8, Kind.PULL_ROWS)
+    pair = Pair(sender, [3, 4], 8, RecordKind.PULL_ROWS)
     ids, rows = pair.ids, pair.rows
     for places in ([(0, 3)], [(0, 3), (3, 8)], [(0, 0), (0, 7)], [(-1, 3), (3, 7)]):
         with pytest.raises(ValueError, match=r"no place|are not some of 7"):
@@ -270,7 +274,7 @@ def test_what_an_exchange_of_rows_does_not_take(sender: Sender) -> None:
     ):
         with pytest.raises(ValueError, match="no arrays"):
             call()
-    pull = Exchange((PROTOCOL, CODEC.job, *HEAD[:3]), [(1, 0, 0, 8)], [8], 1, 1, 1, 1, Kind.PULL)
+    pull = Exchange((PROTOCOL, CODEC.job, *HEAD[:3]), [(1, 0, 0, 8)], [8], 1, 1, 1, 1, RecordKind.PULL)
     with pytest.raises(ValueError, match="no exchange of rows"):
         pull.set_rows([(0, 7)], ids, rows)
     pair.close()

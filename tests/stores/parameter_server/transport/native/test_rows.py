@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.stores.parameter_server.protocol.messages import Batch, Kind, PayloadLocation, Record
-from kvstore.stores.parameter_server.transport.frames import MessageCodec, pack
+from kvstore.stores.parameter_server.protocol.messages import Batch, PayloadLocation, Record, RecordKind
+from kvstore.stores.parameter_server.transport.frames import MessageCodec, pack_payloads
 from kvstore.stores.parameter_server.transport.native._streams import (
     ExpectedRows,
     GatheredRows,
@@ -125,9 +125,9 @@ def test_a_table_has_whole_rows() -> None:
 def reply(slice_: int, ids: Array, data: Array, **changes: Any) -> list[Any]:
     """One answer to a pull of rows, as a server writes it."""
     both = memoryview(ids.view(np.uint8)), memoryview(data.reshape(-1).view(np.uint8))
-    frames, ((frame, offset, nbytes),) = pack([both])
+    frames, ((frame, offset, nbytes),) = pack_payloads([both])
     record = Record(
-        Kind.VALUE, slice_, 1, rows=len(ids), place=PayloadLocation.FRAME, frame=frame, offset=offset,
+        RecordKind.VALUE, slice_, 1, rows=len(ids), place=PayloadLocation.FRAME, frame=frame, offset=offset,
         nbytes=nbytes,
     )._replace(**changes)  # fmt: skip
     return CODEC.encode(Batch(0, 0, 0, 0, [record], tuple(frames), 0))
@@ -172,7 +172,7 @@ def test_expected_rows_are_received_where_they_belong(ends: tuple[Stream, Stream
     "change",
     [
         {"slice_": 5},
-        {"kind": Kind.DONE},
+        {"kind": RecordKind.DONE},
         {"place": PayloadLocation.NONE},
         {"place": PayloadLocation.SHARED},
         {"frame": 1},

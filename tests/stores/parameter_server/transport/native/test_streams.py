@@ -46,7 +46,7 @@ _family: int = socket.AF_UNIX
 
 @pytest.fixture(
     scope="module",
-    params=[(socket.AF_INET, None), *((socket.AF_UNIX, one) for one in (None, *ciphers.available()))],
+    params=[(socket.AF_INET, None), *((socket.AF_UNIX, one) for one in (None, *ciphers.available_ciphers()))],
     ids=lambda param: f"{param[0].name}-{param[1]}",
 )
 def sender(request: pytest.FixtureRequest) -> Iterator[Sender]:
