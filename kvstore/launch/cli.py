@@ -168,12 +168,12 @@ def demo(workers: int, servers: int | None, replicas: int | None, **options: Any
     downloaded. Four processes with one replica each give the same weights, bit for bit, as one process with
     four replicas.
     """
-    from kvstore.launch.demo import TrainingSettings, start
+    from kvstore.demo import TrainingSettings, start_demo
 
     if workers > 1 and options["store"] == "local":
         options["store"] = "shared"
     settings = TrainingSettings(replicas=replicas or (4 if workers == 1 else 1), **options)
-    raise SystemExit(start(settings, workers, servers))
+    raise SystemExit(start_demo(settings, workers, servers))
 
 
 @main.command(context_settings={"allow_interspersed_args": False})
