@@ -94,7 +94,31 @@ class SupervisedProcess:
         raise NotImplementedError
 
 
-class ChildProcess(SupervisedProcess):
+class LocalProcess(SupervisedProcess):
+    """A process of this host."""
+
+    def __init__(self, part: ProcessRole, process: subprocess.Popen[bytes]) -> None:
+        super().__init__(part)
+        self._process = process
+        self.place = f": process {self.group}"
+
+    @property
+    def group(self) -> int:
+        """Id of the process, and of its group."""
+        return self._process.pid
+
+    def ended(self) -> bool:
+        """Return whether the process has ended."""
+        if self.code is None and (code := self._process.poll()) is not None:
+            self.code, self.seconds = code, time.monotonic() - self._started
+        return self.code is not None
+
+    def is_stopped(self) -> bool:
+        """Return whether the process is stopped."""
+        return is_stopped(self.group)
+
+
+class ChildProcess(LocalProcess):
     """A process of this host, its two streams, and its process group.
 
     `writes` get the lines of stdout and stderr, with the prefix `mark`. The process inherits `descriptors`.
@@ -110,31 +134,22 @@ class ChildProcess(SupervisedProcess):
         mark: bytes = b"",
         descriptors: Sequence[int] = (),
     ) -> None:
-        super().__init__(part)
-        self._write_error, self._mark = writes[1], mark
         pipe = subprocess.PIPE
         streams = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe}
-        self._process = started(command, env=environment, pass_fds=tuple(descriptors), **streams)
-        self.out = Lines(self._process.stdout, writes[0], mark)
-        self.err = Lines(self._process.stderr, writes[1], mark, keep=TAIL)
-        self.tail, self.place = self.err.tail, f": process {self.group}"
-
-    @property
-    def group(self) -> int:
-        """Id of the process, and of its group."""
-        return self._process.pid
+        process = started(command, env=environment, pass_fds=tuple(descriptors), **streams)
+        super().__init__(part, process)
+        self._write_error, self._mark = writes[1], mark
+        self.out = Lines(process.stdout, writes[0], mark)
+        self.err = Lines(process.stderr, writes[1], mark, keep=TAIL)
+        self.tail = self.err.tail
 
     def ended(self) -> bool:
         """Return whether the process has ended; its stderr is then read, and the rest of its group ended."""
-        if self.code is None and (code := self._process.poll()) is not None:
-            self.code, self.seconds = code, time.monotonic() - self._started
+        running = self.code is None
+        if super().ended() and running:
             self.err.catch_up()
             self.end(signal.SIGTERM)
         return self.code is not None
-
-    def is_stopped(self) -> bool:
-        """Return whether the process is stopped."""
-        return is_stopped(self.group)
 
     def end(self, number: int, patience: float | None = None) -> None:
         """Send a signal to the group, and SIGKILL `patience` seconds later."""
@@ -148,12 +163,9 @@ class ChildProcess(SupervisedProcess):
         would end the others.
         """
         if not ask_session(self.group, number) and self.code is None:
+            what = "timeline: KVSTORE_TIMELINE is not set," if number == signal.SIGUSR1 else "stacks:"
             why = "it has no store yet, or is no program of Python"
-            if number == signal.SIGUSR1:
-                text = f"process {self.group} writes no timeline: KVSTORE_TIMELINE is not set, {why}\n"
-            else:
-                text = f"process {self.group} writes no stacks: {why}\n"
-            self._write_error(self._mark + text.encode())
+            self._write_error(self._mark + f"process {self.group} writes no {what} {why}\n".encode())
 
     def gone(self) -> bool:
         """Return whether nothing is left of the group; send SIGKILL when its time is over.

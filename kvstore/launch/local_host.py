@@ -47,14 +47,22 @@ class _AddressPipe:
 class LocalHost:
     """Starts processes on this host; `prefix`: their lines of output begin with their names.
 
-    The reaper kills them if this process is killed.
+    `writes` get the lines, instead of stdout and stderr. The reaper kills the processes if this process is
+    killed.
     """
 
     #: Whether processes can be started; whether they run on other hosts.
     ready, remote = True, False
 
-    def __init__(self, relay: OutputRelay, reaper: OrphanReaper, prefix: bool) -> None:
-        self._relay, self._reaper, self._prefix = relay, reaper, prefix
+    def __init__(
+        self,
+        relay: OutputRelay,
+        reaper: OrphanReaper,
+        prefix: bool,
+        writes: tuple[Write, Write] | None = None,
+    ) -> None:
+        self._relay, self._reaper, self.prefix = relay, reaper, prefix
+        self._writes = writes or (relay.out.write, relay.err.write)
         self._pipes: list[_AddressPipe] = []
         self._master: MasterPort | None = None
 
@@ -71,13 +79,9 @@ class LocalHost:
     def look(self) -> None:
         """Return None: there is no connection that could be lost."""
 
-    def start(self, spec: ProcessSpec, writes: tuple[Write, Write] | None = None) -> ChildProcess:
-        """Start a process; `writes` get the lines of its output, instead of stdout and stderr.
-
-        ConfigError is raised if the program cannot be started.
-        """
+    def start(self, spec: ProcessSpec) -> ChildProcess:
+        """Start a process; ConfigError is raised if the program cannot be started."""
         command, variables, descriptors = [*spec.command], {**spec.environment}, []
-        writes = writes or (self._relay.out.write, self._relay.err.write)
         with contextlib.ExitStack() as stack:
             if spec.on_address is not None:
                 self._pipes.append(_AddressPipe(self._relay, spec.on_address))
@@ -88,8 +92,8 @@ class LocalHost:
                 descriptors.append(write_to_memory(spec.keys))
                 stack.callback(os.close, descriptors[-1])
                 variables["KVSTORE_KEYS_FD"] = str(descriptors[-1])
-            mark = spec.part.mark if self._prefix else b""
-            child = ChildProcess(spec.part, command, variables, writes, mark, descriptors)
+            mark = spec.part.mark if self.prefix else b""
+            child = ChildProcess(spec.part, command, variables, self._writes, mark, descriptors)
         self._reaper.add(child.group)
         self._relay.add(child.out)
         self._relay.add(child.err)

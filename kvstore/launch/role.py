@@ -18,12 +18,12 @@ from kvstore.settings import launchers
 from kvstore.settings.environment import process_variables
 from kvstore.settings.launchers import Placement
 
-from .child_process import ProcessRole, ProcessSpec, SupervisedProcess, ask_session
+from .child_process import LocalProcess, ProcessRole, ProcessSpec, ask_session
 from .local_host import LocalHost
 from .orphan_reaper import OrphanReaper
-from .process import adopt_orphans, is_stopped, started, unstartable
+from .process import adopt_orphans, started, unstartable
 from .rendezvous import Rendezvous
-from .service import variables_of
+from .service import COMMAND, service_command, variables_of
 from .supervisor import Stage, Supervisor
 
 _BEAT = 1.0  # seconds between two looks at our parent: some launchers, if killed, leave their ranks running
@@ -31,21 +31,15 @@ _BEAT = 1.0  # seconds between two looks at our parent: some launchers, if kille
 
 @dataclass(frozen=True)
 class RankProcesses:
-    """The processes of one rank.
+    """The processes of one rank; the `servers` of the job are spread evenly over the ranks.
 
-    The ranks run the `servers` of the job, spread evenly. Servers import the modules `imports`. All processes
-    find the scheduler at `meeting`.
+    Servers import the modules `imports`. All processes find the scheduler at `meeting`.
     """
 
     place: Placement
     servers: int
     meeting: Rendezvous
     imports: tuple[str, ...] = ()
-
-    @property
-    def worker(self) -> ProcessRole:
-        """The role of the program."""
-        return ProcessRole("worker", self.place.rank)
 
     def services(self) -> list[ProcessRole]:
         """Return the servers that this rank runs; on the first rank the scheduler precedes them."""
@@ -57,12 +51,6 @@ class RankProcesses:
         """Return the variables of a process of this rank."""
         found = variables_of(part, base, self.place.size, self.servers, address)
         return found | self.meeting.variables(part) | {"KVSTORE_SCHEDULER": address}
-
-    def command(self, part: ProcessRole) -> list[str]:
-        """Return the command line of the scheduler or of a server."""
-        words = [sys.executable, "-m", "kvstore.launch", part.role]
-        names = self.imports if part.role == "server" else ()
-        return words + [word for name in names for word in ("--import", name)]
 
 
 def placed() -> Placement:
@@ -89,14 +77,15 @@ def run(rank: RankProcesses, command: Sequence[str]) -> int:
         adopt_orphans()
         with contextlib.closing(OrphanReaper()) as reaper:
             return _Rank(rank, command, reaper).run()
-    environment = rank.environment(rank.worker, process_variables(), rank.meeting.wait_for_address())
+    part, address = ProcessRole("worker", rank.place.rank), rank.meeting.wait_for_address()
+    environment = rank.environment(part, process_variables(), address)
     try:
         os.execvpe(command[0], list(command), environment)  # noqa: S606 - the user's own command, without a shell
     except OSError as error:
         raise unstartable(command, error) from error
 
 
-class _Program(SupervisedProcess):
+class _Program(LocalProcess):
     """The program of a rank. It inherits all streams and descriptors that the launcher has opened for it.
 
     It has a session of its own: a signal to the group of this process reaches it once, from this process.
@@ -104,20 +93,13 @@ class _Program(SupervisedProcess):
     """
 
     def __init__(self, part: ProcessRole, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        super().__init__(part)
-        self._process = started(command, env=environment, close_fds=False)
+        super().__init__(part, started(command, env=environment, close_fds=False))
 
     def ended(self) -> bool:
         """Return whether the program has ended; kill it when its time is over."""
         if self.code is None and self._kill_at is not None and time.monotonic() > self._kill_at:
             self._process.kill()
-        if self.code is None and (code := self._process.poll()) is not None:
-            self.code, self.seconds = code, time.monotonic() - self._started
-        return self.code is not None
-
-    def is_stopped(self) -> bool:
-        """Return whether the program is stopped."""
-        return is_stopped(self._process.pid)
+        return super().ended()
 
     def end(self, number: int, patience: float | None = None) -> None:
         """Send a signal to the program."""
@@ -126,7 +108,7 @@ class _Program(SupervisedProcess):
 
     def ask(self, number: int) -> None:
         """Ask the program and its processes for their stacks or timelines."""
-        ask_session(self._process.pid, number)
+        ask_session(self.group, number)
 
     def gone(self) -> bool:
         """Return whether the program has ended."""
@@ -142,7 +124,7 @@ class _Rank(Supervisor):
         super().__init__()
         self._rank, self._program = rank, command
         self._parent = os.getppid()
-        self._clear: Callable[[], None] | None = None  # removes what this rank has created for all ranks
+        self._clear: Callable[[], None] | None = None  # removes the folder of the rendezvous
         self.hosts = LocalHost(self.relay, reaper, prefix=True)
 
     def run(self) -> int:
@@ -169,15 +151,15 @@ class _Rank(Supervisor):
         for part in self._rank.services():
             if part not in started_parts:
                 self._start_service(part, address)
-        part = self._rank.worker
+        part = ProcessRole("worker", self._rank.place.rank)
         environment = self._rank.environment(part, process_variables(), address)
         self.add(_Program(part, self._program, environment))
 
     def _start_service(self, part: ProcessRole, address: str) -> None:
         environment = self._rank.environment(part, process_variables(), address)
         report = self.on_address if part.role == "scheduler" else None
-        spec = ProcessSpec(part, self._rank.command(part), environment, on_address=report)
-        self.add(self.hosts.start(spec))
+        command = service_command(COMMAND, part, self._rank.imports)
+        self.add(self.hosts.start(ProcessSpec(part, command, environment, on_address=report)))
 
     def beat(self) -> float | None:
         return _BEAT

@@ -76,24 +76,10 @@ def run(
 ) -> int:
     """Run `command` in `workers` processes, wait for all of them, and return the exit code of the job.
 
-    It is 0, the code of the process that has failed first, or 128 and the signal. Call it from the main
-    thread.
-
-    Parameters
-    ----------
-    restarts : int
-        Number of failed workers that are started again before a failure ends the job.
-    prefix : bool
-        Whether each line of output begins with the name of its process.
-    service : Service, optional
-        Servers and a scheduler for the job.
-    hosts : Hosts, optional
-        The hosts of the processes; None: this host.
-
-    Raises
-    ------
-    ConfigError
-        A program cannot be started, or `service` or `hosts` are wrong.
+    It is 0, the code of the process that has failed first, or 128 and the signal. `restarts` failed workers
+    are started again. With `prefix` each line of output begins with the name of its process. The processes
+    run on `hosts`; None: on this host. ConfigError is raised if a program cannot be started, or `service` or
+    `hosts` are wrong. Call it from the main thread.
     """
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # None if the parent has closed it
@@ -104,11 +90,7 @@ def run(
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvstore-journal-"))
             reaper.remove(folder)
             service = dataclasses.replace(service, journal=folder)
-        name, layout = new_job(), hosts.layout if hosts else None
-        services = (
-            ServiceProcesses(service, workers, name, layout.address if layout else None) if service else None
-        )
-        return _Job(name, command, workers, restarts, prefix, reaper, services, hosts).run()
+        return _Job(command, workers, restarts, prefix, reaper, service, hosts).run()
 
 
 class _Job(Supervisor):
@@ -116,29 +98,31 @@ class _Job(Supervisor):
 
     def __init__(
         self,
-        name: str,
         command: Sequence[str],
         workers: int,
         restarts: int,
         prefix: bool,
         reaper: OrphanReaper,
-        services: ServiceProcesses | None,
+        service: Service | None,
         hosts: Hosts | None,
     ) -> None:
-        super().__init__()
-        self._name, self._program, self._size, self._services = name, command, workers, services
+        self._name, self._program, self._size = new_job(), command, workers
+        self._layout = hosts.layout if hosts else None
+        self._variables = hosts.variables if hosts else process_variables()
+        self._services: ServiceProcesses | None = None
         self._most_restarts = {"worker": restarts}
-        if services is not None:
-            self._most_restarts["server"] = services.service.restarts
-            self._most_restarts["scheduler"] = services.service.scheduler_restarts
+        if service is not None:
+            address = self._layout.address if self._layout else None
+            self._services = ServiceProcesses(service, workers, self._name, address)
+            self._most_restarts |= {"server": service.restarts, "scheduler": service.scheduler_restarts}
+        super().__init__()  # after the checks: it handles signals from now on
         self._restarts: dict[ProcessRole, int] = {}
         self._scheduler: SupervisedProcess | None = None
         self._tail: Sequence[bytes] = ()  # the last lines of a lost connection
-        self._layout = hosts.layout if hosts else None
-        self._variables = hosts.variables if hosts else process_variables()
-        self.hosts = (
-            RemoteHosts(hosts, self.relay, reaper, prefix) if hosts else LocalHost(self.relay, reaper, prefix)
-        )
+        if hosts is None:
+            self.hosts = LocalHost(self.relay, reaper, prefix)
+        else:
+            self.hosts = RemoteHosts(hosts, self.relay, reaper, prefix)
         start_log("launcher", _RelayedLog(self.relay))
 
     # -------------------------------------------------------------------------------------------- starting

@@ -16,7 +16,6 @@ from kvstore.settings.parameter_server import ps_config
 from .process import DESERTED
 from .signals import write_timeline
 
-_ALL = ("0.0.0.0", "::")  # noqa: S104 - only compared with
 #: Variables that an option replaces, by the variable of that option.
 _REPLACED = {
     "KVSTORE_SCHEDULER": ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_LOCAL"),
@@ -43,9 +42,9 @@ def address_option(host: str | None, port: int | None, environment: Mapping[str,
     if host is None and port is None and has_variable:
         return None
     host = host or addresses.loopback()
-    if addresses.resolved(host) in _ALL:
-        outward = (one for one in addresses.interfaces().values() if not addresses.is_loopback(one))
-        host = next(outward, addresses.loopback())
+    number = addresses.resolved(host)
+    if number is not None and addresses.is_wildcard(number):
+        host = addresses.outward_address()
     return addresses.tcp(host, port or 0)
 
 

@@ -102,9 +102,7 @@ class _Worker(SupervisedProcess):
 
 def spawn(fn: Callable[..., object], n: int, args: Sequence[Any] = (), timeout: float | None = None) -> None:
     """Call `fn` in `n` workers; see `kvstore.spawn`."""
-    if getattr(
-        multiprocessing.current_process(), "_inheriting", False
-    ):  # the script is being imported; see `error`
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # the script is being imported
         sys.exit(_UNGUARDED)
     n = _checked(fn, n, timeout)
     occupy_standard()
@@ -123,12 +121,9 @@ def spawn(fn: Callable[..., object], n: int, args: Sequence[Any] = (), timeout: 
 
 def _variables(job: str, rank: int, size: int, port: int) -> dict[str, str | None]:
     """Return the variables in which a worker differs from this process; None removes one."""
+    outer = dict.fromkeys(outer_variables(process_variables()))
     torch = torch_variables(rank, size, (rank, size), 0, (loopback(), port))
-    return {
-        **dict.fromkeys(outer_variables(process_variables())),
-        **worker_variables(job, rank, size),
-        **torch,
-    }
+    return {**outer, **worker_variables(job, rank, size), **torch}
 
 
 def _checked(fn: Callable[..., object], n: int, timeout: float | None) -> int:

@@ -181,7 +181,12 @@ def test_options_that_do_not_go_together(arguments: list[str], words: str) -> No
 
 
 def test_messages_come_out_as_they_went_in_however_they_are_cut() -> None:
-    sent = [m.Output(3, 2, b"\xff\n" * 1000), m.Ended(3, -9, 1.5), m.KeepAlive(), m.Gone(3)]
+    sent = [
+        m.OutputLine(2, b"\xff\n" * 1000),
+        m.ProcessEnded(3, -9, 1.5, [b"\xff"]),
+        m.KeepAlive(),
+        m.GroupGone(3),
+    ]
     data = b"".join(map(m.encoded, sent))
     for step in (1, 7, len(data)):
         reader, writer = os.pipe()
@@ -196,7 +201,7 @@ def test_messages_come_out_as_they_went_in_however_they_are_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"\xff\xff\n", b"[1]\n", b'["Gone","x"]\n', m.encoded(m.EndProcess(1, 2, 3.0))]
+    "line", [b"\xff\xff\n", b"[1]\n", b'["GroupGone","x"]\n', m.encoded(m.SignalProcess(1, 2, 3.0))]
 )
 def test_what_is_no_message_is_refused(line: bytes) -> None:
     with pytest.raises(ProtocolError):
@@ -562,7 +567,7 @@ class AgentProcess:
         self._heard: list[Any] = []
         self._lines = Lines(self.process.stdout, self._receive, b"", longest=m.LONGEST)
 
-    def say(self, *messages: m.To) -> None:
+    def say(self, *messages: m.ToAgent) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(b"".join(map(m.encoded, messages)))
 
@@ -606,8 +611,8 @@ def test_an_agent_that_hears_nothing_ends_all(job: Job, side: AgentProcess) -> N
         time.sleep(silence / 4)
         side.say(m.KeepAlive())
     assert job.alive()
-    assert side.hear(m.Ended).code < 0  # half a minute before a process would miss it
-    assert side.hear(m.Gone).number == 1
+    assert side.hear(m.ProcessEnded).code < 0  # half a minute before a process would miss it
+    assert side.hear(m.GroupGone).number == 1
     assert side.process.wait(30) == 0
 
 
@@ -636,7 +641,7 @@ def _within(side: AgentProcess, seconds: float) -> Any:
     before = signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        return side.hear(m.Output)
+        return side.hear(m.OutputLine)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
 import signal
@@ -31,40 +30,33 @@ _UNREACHED = 255  # exit code of ssh for its own failures
 class RemoteProcess(SupervisedProcess):
     """A process on another host, as the messages of its agent describe it."""
 
-    def __init__(self, connection: Connection, number: int, spec: ProcessSpec, mark: bytes) -> None:
+    def __init__(self, connection: Connection, number: int, spec: ProcessSpec) -> None:
         super().__init__(spec.part, connection.name)
-        self.connection, self.number = connection, number
-        self._last: collections.deque[bytes] = collections.deque(maxlen=TAIL)
-        self.tail = self._last
-        self._mark, self._on_address = mark, spec.on_address
+        self.connection, self.number, self._on_address = connection, number, spec.on_address
         self._gone = False
 
     def end(self, number: int, patience: float | None = None) -> None:
         """Have the agent send a signal to the group, and SIGKILL `patience` seconds later."""
         super().end(number, patience)
-        self.connection.send(m.EndProcess(self.number, number, grace() if patience is None else patience))
+        self.connection.send(m.SignalProcess(self.number, number, grace() if patience is None else patience))
 
     def ask(self, number: int) -> None:
         """Have the agent ask the process; see `ChildProcess.ask`."""
-        self.connection.send(m.AskProcess(self.number, number))
+        self.connection.send(m.SignalProcess(self.number, number, None))
 
     def gone(self) -> bool:
         """Return whether nothing is left of the group, or the agent cannot report it any more."""
         late = self._kill_at is not None and time.monotonic() > self._kill_at + UNKILLABLE
         return self._gone or late or self.connection.lost is not None
 
-    def receive(self, message: m.From) -> None:
+    def receive(self, message: m.FromAgent) -> None:
         """Update the state from a message of the agent."""
         match message:
-            case m.Output(_, stream, line):
-                self.connection.write_output(stream, self._mark + line + b"\n")
-                if stream == 2:
-                    self._last.append(line)
-            case m.Address(_, text) if self._on_address is not None:
+            case m.ReportedAddress(_, text) if self._on_address is not None:
                 self._on_address(text)
-            case m.Ended(_, code, seconds):
-                self.code, self.seconds = code, seconds
-            case m.Gone():
+            case m.ProcessEnded(_, code, seconds, tail):
+                self.code, self.seconds, self.tail = code, seconds, tail
+            case m.GroupGone():
                 self._gone = True
 
 
@@ -72,10 +64,13 @@ class Connection:
     """The connection to one host.
 
     `command` starts the agent there; its stdin and stdout are those of the agent. Processes run in `folder`.
-    ConfigError is raised if the command cannot be started.
+    With `prefix` lines of output begin with the name of their process. ConfigError is raised if the command
+    cannot be started.
     """
 
-    def __init__(self, name: str, command: Sequence[str], folder: str, relay: OutputRelay) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], folder: str, relay: OutputRelay, prefix: bool
+    ) -> None:
         self.name, self._relay = name, relay
         #: Whether the agent has answered, and is in the folder.
         self.ready = False
@@ -98,7 +93,7 @@ class Connection:
         relay.add(self._err)
         relay.add_sink(self._sink)
         relay.watch(self._out.stream.fileno(), self._read)
-        self.send(m.JobStart(os.fsencode(folder), PATIENCE, text_of("ports")))
+        self.send(m.JobStart(os.fsencode(folder), PATIENCE, text_of("ports"), prefix))
 
     @property
     def tail(self) -> Sequence[bytes]:
@@ -110,9 +105,9 @@ class Connection:
         """Id of the ssh process, and of its group."""
         return self._process.pid
 
-    def start(self, number: int, spec: ProcessSpec, mark: bytes) -> RemoteProcess:
+    def start(self, number: int, spec: ProcessSpec) -> RemoteProcess:
         """Have the agent start a process."""
-        process = self._by_number[number] = RemoteProcess(self, number, spec, mark)
+        process = self._by_number[number] = RemoteProcess(self, number, spec)
         words = [os.fsencode(word) for word in spec.command]
         variables = [(os.fsencode(name), os.fsencode(value)) for name, value in spec.environment.items()]
         secret, reports = spec.keys.to_json() if spec.keys else b"", spec.on_address is not None
@@ -123,17 +118,12 @@ class Connection:
         """Forget a process that is gone."""
         self._by_number.pop(process.number, None)
 
-    def send(self, message: m.To) -> None:
+    def send(self, message: m.ToAgent) -> None:
         """Queue a message to the agent."""
         if self._open:
             self._sink.write(m.encoded(message))
             self._sink.flush()
             self._sent = time.monotonic()
-
-    def write_output(self, stream: int, data: bytes) -> None:
-        """Write a line to stdout or stderr of this process."""
-        (self._relay.out if stream == 1 else self._relay.err).write(data)
-        self._written += len(data)
 
     def look(self) -> None:
         """Send what is due, and check whether the host is lost.
@@ -189,11 +179,11 @@ class Connection:
             if self._greeted:
                 self._handle(m.decoded(m.FROM_AGENT, line))
             elif self.lost is None:
-                self._greet(line)
+                self._read_greeting(line)
         except ProtocolError as error:
             self._lose(f"host {self.name}: {error}")
 
-    def _greet(self, line: bytes) -> None:
+    def _read_greeting(self, line: bytes) -> None:
         self._greeting_size += len(line)
         if line == m.greeting(__version__)[1:]:
             self._greeted, self._out.longest = True, m.LONGEST
@@ -206,12 +196,15 @@ class Connection:
         elif self._greeting_size > _MOST_GREETING:
             raise ProtocolError("its answer is not that of kvstore's agent")
 
-    def _handle(self, message: m.From) -> None:
+    def _handle(self, message: m.FromAgent) -> None:
         match message:
             case m.AgentReady(port):
                 self.ready, self.port = True, port
             case m.AgentRefused(text):
                 self._lose(f"host {self.name}: {text}")
+            case m.OutputLine(stream, line):
+                (self._relay.out if stream == 1 else self._relay.err).write(line + b"\n")
+                self._written += len(line) + 1
             case m.KeepAlive():
                 pass
             case _:

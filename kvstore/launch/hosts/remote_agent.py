@@ -43,18 +43,18 @@ class _Channel(Sink):
     def full(self) -> bool:
         return super().full or self._unwritten > _FULL
 
-    def send(self, message: m.From) -> None:
+    def send(self, message: m.FromAgent) -> None:
         """Queue a message to `kvstore run`."""
         self.write(m.encoded(message))
 
-    def send_output(self, number: int, stream: int, line: bytes) -> None:
+    def send_output(self, stream: int, line: bytes) -> None:
         """Queue a line of output, without its newline."""
         self._unwritten += len(line)
-        self.send(m.Output(number, stream, line.removesuffix(b"\n")))
+        self.send(m.OutputLine(stream, line.removesuffix(b"\n")))
 
     def subtract(self, size: int) -> None:
-        """Subtract what `kvstore run` has written, prefixes included."""
-        self._unwritten = max(0, self._unwritten - size)
+        """Subtract what `kvstore run` has written."""
+        self._unwritten -= size
 
 
 class RemoteAgent:
@@ -63,7 +63,9 @@ class RemoteAgent:
     def __init__(self, reaper: OrphanReaper) -> None:
         self._channel = _Channel()
         self._relay = OutputRelay((signal.SIGCHLD, *ENDING), self._on_signal, self._channel)
-        self._local_host = LocalHost(self._relay, reaper, prefix=False)
+        send = self._channel.send_output
+        writes = functools.partial(send, 1), functools.partial(send, 2)
+        self._local_host = LocalHost(self._relay, reaper, False, writes)
         self._input = Lines(sys.stdin.buffer, self._receive, b"", longest=m.LONGEST)
         self._children: dict[int, ChildProcess] = {}
         self._reported: set[int] = set()  # processes whose end was sent
@@ -93,12 +95,12 @@ class RemoteAgent:
         for number, child in list(self._children.items()):
             if child.ended() and number not in self._reported:
                 self._reported.add(number)
-                self._channel.send(m.Ended(number, child.code or 0, child.seconds))
+                self._channel.send(m.ProcessEnded(number, child.code or 0, child.seconds, [*child.tail]))
             if child.gone():
                 self._local_host.forget(child)
                 del self._children[number]
                 self._reported.discard(number)
-                self._channel.send(m.Gone(number))
+                self._channel.send(m.GroupGone(number))
 
     def _read(self) -> None:
         self._input.read()
@@ -114,32 +116,31 @@ class RemoteAgent:
         except (KVStoreError, OSError) as error:
             self._channel.send(m.AgentRefused(str(error)))
 
-    def _handle(self, message: m.To) -> None:
+    def _handle(self, message: m.ToAgent) -> None:
         match message:
-            case m.JobStart(folder, patience, ports):
-                self._patience = patience
+            case m.JobStart(folder, patience, ports, prefix):
+                self._patience, self._local_host.prefix = patience, prefix
                 _enter(os.fsdecode(folder))
                 self._channel.send(m.AgentReady(self._local_host.master_port(ports)))
             case m.StartProcess():
                 self._start(message)
-            case m.EndProcess(number, code, grace) if number in self._children:
-                self._children[number].end(code, grace)
-            case m.AskProcess(number, code) if number in self._children:
-                self._children[number].ask(code)
+            case m.SignalProcess(number, code, grace) if child := self._children.get(number):
+                child.ask(code) if grace is None else child.end(code, grace)
             case m.KeepAlive(written):
                 self._channel.subtract(written)
 
     def _start(self, message: m.StartProcess) -> None:
-        number, output = message.number, self._channel.send_output
+        number = message.number
         spec = ProcessSpec(
             ProcessRole(message.role, message.rank),
             [os.fsdecode(word) for word in message.command],
             _environment(message.variables),
             Keys.from_json(message.keys) if message.keys else None,
-            (lambda address: self._channel.send(m.Address(number, address))) if message.reports else None,
+            (lambda address: self._channel.send(m.ReportedAddress(number, address)))
+            if message.reports
+            else None,
         )
-        writes = functools.partial(output, number, 1), functools.partial(output, number, 2)
-        self._children[number] = self._local_host.start(spec, writes)
+        self._children[number] = self._local_host.start(spec)
 
     def _on_signal(self, number: int) -> None:
         if number != signal.SIGCHLD:

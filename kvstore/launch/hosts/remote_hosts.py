@@ -50,12 +50,12 @@ class RemoteHosts:
     remote = True
 
     def __init__(self, hosts: Hosts, relay: OutputRelay, reaper: OrphanReaper, prefix: bool) -> None:
-        self._layout, self._reaper, self._prefix = hosts.layout, reaper, prefix
+        self._layout, self._reaper = hosts.layout, reaper
         self._numbers = itertools.count()
         command = f"exec {shlex.quote(hosts.python)} -m kvstore.launch.hosts.remote_agent"
         self._connections: list[Connection] = []
         for host in hosts.layout.hosts:
-            connection = Connection(host.name, [*hosts.ssh, host.name, command], hosts.folder, relay)
+            connection = Connection(host.name, [*hosts.ssh, host.name, command], hosts.folder, relay, prefix)
             reaper.add(connection.group)
             self._connections.append(connection)
 
@@ -72,7 +72,7 @@ class RemoteHosts:
     def start(self, spec: ProcessSpec) -> RemoteProcess:
         """Start a process on its host."""
         connection = self._connections[self._layout.host(spec.part)]
-        return connection.start(next(self._numbers), spec, spec.part.mark if self._prefix else b"")
+        return connection.start(next(self._numbers), spec)
 
     def forget(self, process: SupervisedProcess) -> None:
         """Forget a process that is gone."""
