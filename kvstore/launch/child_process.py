@@ -195,18 +195,10 @@ class ChildProcess(LocalProcess):
 
 def ask_session(leader: int, number: int) -> bool:
     """Send a signal to the processes of a session that have a handler for it; return whether any has."""
-    able = [pid for pid in _session(leader) if catches(pid, number)]
-    for pid in able:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-    return bool(able)
-
-
-def _session(leader: int) -> list[int]:
-    """Return the processes of a session."""
-    found = []
+    asked = False
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with contextlib.suppress(OSError):
-            if os.getsid(pid) == leader:
-                found.append(pid)
-    return found
+            if os.getsid(pid) == leader and catches(pid, number):
+                asked = True
+                os.kill(pid, number)
+    return asked

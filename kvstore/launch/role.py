@@ -47,9 +47,9 @@ class RankProcesses:
         servers = [ProcessRole("server", n) for n in range(self.servers) if n * size // self.servers == rank]
         return [ProcessRole("scheduler", 0), *servers] if rank == 0 else servers
 
-    def environment(self, part: ProcessRole, base: Mapping[str, str], address: str) -> dict[str, str]:
-        """Return the variables of a process of this rank."""
-        found = variables_of(part, base, self.place.size, self.servers, address)
+    def environment(self, part: ProcessRole, address: str) -> dict[str, str]:
+        """Return the variables of a process of this rank; `address` is that of the scheduler."""
+        found = variables_of(part, process_variables(), self.place.size, self.servers, address)
         return found | self.meeting.variables(part) | {"KVSTORE_SCHEDULER": address}
 
 
@@ -78,7 +78,7 @@ def run(rank: RankProcesses, command: Sequence[str]) -> int:
         with contextlib.closing(OrphanReaper()) as reaper:
             return _Rank(rank, command, reaper).run()
     part, address = ProcessRole("worker", rank.place.rank), rank.meeting.wait_for_address()
-    environment = rank.environment(part, process_variables(), address)
+    environment = rank.environment(part, address)
     try:
         os.execvpe(command[0], list(command), environment)  # noqa: S606 - the user's own command, without a shell
     except OSError as error:
@@ -152,11 +152,10 @@ class _Rank(Supervisor):
             if part not in started_parts:
                 self._start_service(part, address)
         part = ProcessRole("worker", self._rank.place.rank)
-        environment = self._rank.environment(part, process_variables(), address)
-        self.add(_Program(part, self._program, environment))
+        self.add(_Program(part, self._program, self._rank.environment(part, address)))
 
     def _start_service(self, part: ProcessRole, address: str) -> None:
-        environment = self._rank.environment(part, process_variables(), address)
+        environment = self._rank.environment(part, address)
         report = self.on_address if part.role == "scheduler" else None
         command = service_command(COMMAND, part, self._rank.imports)
         self.add(self.hosts.start(ProcessSpec(part, command, environment, on_address=report)))

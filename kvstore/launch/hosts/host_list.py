@@ -60,11 +60,10 @@ def shares(hosts: Sequence[Host], workers: int) -> list[int]:
     if hosts[0].slots is None:
         least, more = divmod(workers, len(hosts))
         return [least + (index < more) for index in range(len(hosts))]
-    found, left = [], workers
+    found: list[int] = []
     for host in hosts:
-        found.append(min(host.slots or 0, left))
-        left -= found[-1]
-    if left:
+        found.append(min(host.slots or 0, workers - sum(found)))
+    if left := workers - sum(found):
         raise ConfigError(
             f"{workers} workers do not fit on hosts with {workers - left} slots: give the hosts more slots, "
             "or omit the slots to distribute the workers evenly"
@@ -107,7 +106,7 @@ def _entry(word: str) -> Host:
     match = _ENTRY.fullmatch(word)
     if match is None:
         raise ConfigError(f"{word!r} in --hosts is not a host: write names or addresses, as in a:4,b:4")
-    return Host(_bare(match[1]), None if match[2] is None else _count(word, match[2]))
+    return Host(_bare(match[1]), None if match[2] is None else _slot_count(word, match[2]))
 
 
 def _hosts(path: str, lines: Sequence[str]) -> Iterator[Host]:
@@ -134,11 +133,11 @@ def _slots(where: str, settings: Sequence[str]) -> int | None:
         if match is None:
             raise ConfigError(f"{where} says {setting!r}; known is slots=4")
         if match[1] == "slots":
-            found = _count(where, match[2])
+            found = _slot_count(where, match[2])
     return found
 
 
-def _count(where: str, text: str) -> int:
+def _slot_count(where: str, text: str) -> int:
     if not 1 <= int(text) <= _MOST:
         raise ConfigError(f"{where}: the number of slots must be from 1 to {_MOST}")
     return int(text)
