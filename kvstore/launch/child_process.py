@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kvstore.observe.signals import catches
 from kvstore.settings.keys import Keys
 
-from .output import Lines, Write
+from .output import LineReader, Write
 from .process import describe_end, grace, is_stopped, started
 
 TAIL = 20  # lines of stderr that the launcher prints again at the end
@@ -35,7 +35,7 @@ class ProcessRole:
         return f"{'rank' if self.role == 'worker' else self.role} {self.rank}"
 
     @property
-    def mark(self) -> bytes:
+    def output_prefix(self) -> bytes:
         """Prefix of its lines of output."""
         names = {"worker": f"{self.rank}", "scheduler": "scheduler"}
         return f"[{names.get(self.role, f'{self.role} {self.rank}')}] ".encode()
@@ -69,11 +69,11 @@ class SupervisedProcess:
         self._kill_at: float | None = None
 
     @property
-    def how(self) -> str:
+    def end_sentence(self) -> str:
         """A sentence about its end."""
         return f"{self.part.name}{self._host} {describe_end(self.code or 0)} after {self.seconds:.1f} s"
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether the process has ended."""
         return self.code is not None
 
@@ -81,15 +81,15 @@ class SupervisedProcess:
         """Return whether the launcher knows that the process is stopped, as after SIGSTOP."""
         return False
 
-    def end(self, number: int, patience: float | None = None) -> None:
+    def end_with(self, number: int, patience: float | None = None) -> None:
         """Send a signal to its process group, and SIGKILL `patience` seconds later to what is left of it."""
         self._kill_at = self._kill_at or time.monotonic() + (grace() if patience is None else patience)
 
-    def ask(self, number: int) -> None:
+    def ask_for_report(self, number: int) -> None:
         """Ask the process for its stacks or its timeline, with this signal."""
         raise NotImplementedError
 
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Return whether nothing is left of its process group."""
         raise NotImplementedError
 
@@ -107,7 +107,7 @@ class LocalProcess(SupervisedProcess):
         """Id of the process, and of its group."""
         return self._process.pid
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether the process has ended."""
         if self.code is None and (code := self._process.poll()) is not None:
             self.code, self.seconds = code, time.monotonic() - self._started
@@ -139,24 +139,24 @@ class ChildProcess(LocalProcess):
         process = started(command, env=environment, pass_fds=tuple(descriptors), **streams)
         super().__init__(part, process)
         self._write_error, self._mark = writes[1], mark
-        self.out = Lines(process.stdout, writes[0], mark)
-        self.err = Lines(process.stderr, writes[1], mark, keep=TAIL)
+        self.out = LineReader(process.stdout, writes[0], mark)
+        self.err = LineReader(process.stderr, writes[1], mark, keep=TAIL)
         self.tail = self.err.tail
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether the process has ended; its stderr is then read, and the rest of its group ended."""
         running = self.code is None
-        if super().ended() and running:
+        if super().has_ended() and running:
             self.err.catch_up()
-            self.end(signal.SIGTERM)
+            self.end_with(signal.SIGTERM)
         return self.code is not None
 
-    def end(self, number: int, patience: float | None = None) -> None:
+    def end_with(self, number: int, patience: float | None = None) -> None:
         """Send a signal to the group, and SIGKILL `patience` seconds later."""
-        super().end(number, patience)
-        self._signal(number)
+        super().end_with(number, patience)
+        self._signal_group(number)
 
-    def ask(self, number: int) -> None:
+    def ask_for_report(self, number: int) -> None:
         """Ask the processes of the session for their stacks (SIGUSR2) or timelines (SIGUSR1).
 
         Only those with a handler get the signal (`kvstore.observe.stacks`, `kvstore.observe.timeline`): it
@@ -167,18 +167,18 @@ class ChildProcess(LocalProcess):
             why = "it has no store yet, or is no program of Python"
             self._write_error(self._mark + f"process {self.group} writes no {what} {why}\n".encode())
 
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Return whether nothing is left of the group; send SIGKILL when its time is over.
 
         A process is not gone before `ended` has read its exit code.
         """
         over = time.monotonic() - self._kill_at if self._kill_at else -1.0
         if over >= 0:
-            self._signal(signal.SIGKILL)
+            self._signal_group(signal.SIGKILL)
         self._reap_adopted()
-        return over > UNKILLABLE or (self.code is not None and not self._signal(0))
+        return over > UNKILLABLE or (self.code is not None and not self._signal_group(0))
 
-    def _signal(self, number: int) -> bool:
+    def _signal_group(self, number: int) -> bool:
         """Signal the group; return whether it has a process."""
         try:
             os.killpg(self.group, number)

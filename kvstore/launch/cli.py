@@ -216,12 +216,12 @@ def role(program: str, arguments: tuple[str, ...], module: bool, **options: Any)
     Slurm the ranks use the first host of the step.
     """
     from kvstore.launch.rendezvous import meeting
-    from kvstore.launch.role import RankProcesses, placed
+    from kvstore.launch.role import RankProcesses, launched_place
     from kvstore.launch.role import run as start
     from kvstore.launch.run import command_of
     from kvstore.settings.environment import process_variables, text_of
 
-    place, insecure = placed(), options["insecure"] or text_of("insecure") == "1"
+    place, insecure = launched_place(), options["insecure"] or text_of("insecure") == "1"
     addresses = (options[name] for name in ("scheduler", "meet", "keys"))
     where = meeting(place, process_variables(), *addresses, insecure)
     command = command_of(program, arguments, module)
@@ -243,12 +243,12 @@ def scheduler(port: int | None, host: str | None, report_fd: int | None, **optio
     The variables KVSTORE_* and DMLC_* set what no option sets. `kvstore run -s` starts scheduler, servers and
     workers in one command.
     """
-    from kvstore.launch.serve import address_option, reporter
+    from kvstore.launch.serve import address_option, address_reporter
     from kvstore.launch.serve import scheduler as serve
     from kvstore.settings.environment import process_variables
 
     options |= {"host": host, "scheduler": address_option(host, port, process_variables())}
-    report = reporter(report_fd, click.echo)
+    report = address_reporter(report_fd, click.echo)
     serve(_environment("scheduler", options), report, launched=report_fd is not None)
 
 

@@ -27,11 +27,16 @@ def findings(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     except ConfigError as error:
         found = {"error": str(error)}
     others = [{"launcher": name, "verdict": text} for name, text in launchers.alternatives(environment)]
-    sections = (_role(environment), wrong_settings(environment), unknown_variables(environment), others)
+    sections = (
+        _server_role(environment),
+        wrong_settings(environment),
+        unknown_variables(environment),
+        others,
+    )
     return found | dict(zip(_SECTIONS, sections, strict=True))
 
 
-def _role(environment: Mapping[str, str] | None) -> dict[str, object] | None:
+def _server_role(environment: Mapping[str, str] | None) -> dict[str, object] | None:
     """Return the role of this process in a job with servers, without its keys."""
     why = ", ".join(roles.signs(environment))
     try:

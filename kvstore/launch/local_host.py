@@ -26,7 +26,7 @@ class _AddressPipe:
         self._relay, self._report = relay, report
         self._text = b""
         self._open = True
-        relay.watch(self._reader, self._read)
+        relay.watch_descriptor(self._reader, self._read)
 
     def _read(self) -> None:
         data = os.read(self._reader, _MOST)
@@ -40,7 +40,7 @@ class _AddressPipe:
         """Close the reading end, if it is open."""
         if self._open:
             self._open = False
-            self._relay.forget(self._reader)
+            self._relay.stop_watching(self._reader)
             os.close(self._reader)
 
 
@@ -76,10 +76,10 @@ class LocalHost:
         self._master = self._master or MasterPort(ports)
         return self._master.number
 
-    def look(self) -> None:
+    def check_connections(self) -> None:
         """Return None: there is no connection that could be lost."""
 
-    def start(self, spec: ProcessSpec) -> ChildProcess:
+    def start_process(self, spec: ProcessSpec) -> ChildProcess:
         """Start a process; ConfigError is raised if the program cannot be started."""
         command, variables, descriptors = [*spec.command], {**spec.environment}, []
         with contextlib.ExitStack() as stack:
@@ -92,19 +92,19 @@ class LocalHost:
                 descriptors.append(write_to_memory(spec.keys))
                 stack.callback(os.close, descriptors[-1])
                 variables["KVSTORE_KEYS_FD"] = str(descriptors[-1])
-            mark = spec.part.mark if self.prefix else b""
+            mark = spec.part.output_prefix if self.prefix else b""
             child = ChildProcess(spec.part, command, variables, self._writes, mark, descriptors)
-        self._reaper.add(child.group)
-        self._relay.add(child.out)
-        self._relay.add(child.err)
+        self._reaper.add_group(child.group)
+        self._relay.add_stream(child.out)
+        self._relay.add_stream(child.err)
         return child
 
-    def forget(self, process: SupervisedProcess) -> None:
+    def forget_process(self, process: SupervisedProcess) -> None:
         """Write the rest of the output of a process that is gone."""
         if isinstance(process, ChildProcess):
-            self._reaper.forget(process.group)
-            self._relay.drop(process.out)
-            self._relay.drop(process.err)
+            self._reaper.forget_group(process.group)
+            self._relay.drop_stream(process.out)
+            self._relay.drop_stream(process.err)
 
     def close(self) -> None:
         """Close open pipes, and release the reserved port."""

@@ -119,10 +119,10 @@ def meeting(
             )
         above = Path(folder).absolute()
         _check_folder(above)
-        own = above / f"kvstore-{_hashed(place.job)[:16]}"
-        return Rendezvous(place.job, addresses.tcp(_host(environment), 0), own, own)
+        own = above / f"kvstore-{_job_digest(place.job)[:16]}"
+        return Rendezvous(place.job, addresses.tcp(_own_address(environment), 0), own, own)
     if scheduler is None and place.local_size == place.size:
-        return Rendezvous(place.job, f"ipc://@kvstore/{_hashed(place.job)[:32]}/scheduler")
+        return Rendezvous(place.job, f"ipc://@kvstore/{_job_digest(place.job)[:32]}/scheduler")
     address = scheduler or _slurm_address(place, environment)
     addresses.check("--scheduler", address)
     if not addresses.split(address)[1]:
@@ -182,11 +182,11 @@ def _slurm_address(place: Placement, environment: Mapping[str, str]) -> str:
             "rank 0"
         )
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "")
-    port = _FIRST_PORT + int(_hashed(place.job)[:8], 16) % _PORTS
+    port = _FIRST_PORT + int(_job_digest(place.job)[:8], 16) % _PORTS
     return addresses.tcp(first_node(nodes), port)
 
 
-def _host(environment: Mapping[str, str]) -> str:
+def _own_address(environment: Mapping[str, str]) -> str:
     """Return the address at which other hosts find a scheduler of this host."""
     if variable := first_set(environment, SETTINGS["host"].names()):
         return environment[variable]
@@ -201,6 +201,6 @@ def _is_local(address: str) -> bool:
     return number is not None and addresses.is_loopback(number)
 
 
-def _hashed(job: str) -> str:
+def _job_digest(job: str) -> str:
     """Return a text for the name of a job that differs between users."""
     return hashlib.sha256(f"{os.getuid()}:{job}".encode()).hexdigest()

@@ -53,7 +53,7 @@ def scheduler(environment: Mapping[str, str], report: Callable[[str], None], lau
 
     With `launched`, a scheduler to which no worker has connected ends on SIGTERM with the code `DESERTED`.
     """
-    found = _roles(environment, "kvstore scheduler")
+    found = _found_roles(environment, "kvstore scheduler")
     from kvstore.stores.parameter_server import role_process
 
     def bound(address: str) -> None:
@@ -73,15 +73,15 @@ def _report_if_deserted(deserted: Callable[[], bool]) -> None:
 
 def server(environment: Mapping[str, str], imports: Sequence[str]) -> None:
     """Run a server, after the import of the modules that register its optimizers and codecs."""
-    found = _roles(environment, "kvstore server")
+    found = _found_roles(environment, "kvstore server")
     for name in imports:
-        _import(name)
+        _import_module(name)
     from kvstore.stores.parameter_server import role_process
 
     role_process.server(found, ps_config(environment))
 
 
-def _import(name: str) -> None:
+def _import_module(name: str) -> None:
     try:
         importlib.import_module(name)
     except ImportError as error:
@@ -91,7 +91,7 @@ def _import(name: str) -> None:
         ) from error
 
 
-def reporter(descriptor: int | None, show: Callable[[str], None]) -> Callable[[str], None]:
+def address_reporter(descriptor: int | None, show: Callable[[str], None]) -> Callable[[str], None]:
     """Return a function that writes the address to the descriptor of a launcher; `show` without one."""
     if descriptor is None:
         return show
@@ -122,7 +122,7 @@ def _check_writable(descriptor: int) -> None:
         raise ConfigError(f"--report-fd {descriptor} is open for reading only: name one to write to")
 
 
-def _roles(environment: Mapping[str, str], command: str) -> roles.Roles:
+def _found_roles(environment: Mapping[str, str], command: str) -> roles.Roles:
     """Return the role of this process and its job."""
     found = roles.find(environment, command)
     if found is None:

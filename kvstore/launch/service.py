@@ -65,7 +65,7 @@ class Service:
             )
 
     @property
-    def encrypted(self) -> bool:
+    def is_encrypted(self) -> bool:
         """Whether the job gets keys: on request, and if other hosts can connect."""
         if self.insecure or self.transport == "ipc":
             return self.secure
@@ -87,14 +87,14 @@ class ServiceProcesses:
         self._workers, self._job, self._address_of = workers, job, address_of
         #: The address that the scheduler has reported.
         self.address = ""
-        self._certificates = Certificates(workers, service.servers) if service.encrypted else None
-        self._check()
+        self._certificates = Certificates(workers, service.servers) if service.is_encrypted else None
+        self._check_scheduler()
 
-    def command(self, part: ProcessRole) -> list[str]:
+    def command_for(self, part: ProcessRole) -> list[str]:
         """Return the command line of the scheduler or of a server."""
         return service_command(self.service.program, part, self.service.imports)
 
-    def environment(self, part: ProcessRole, base: Mapping[str, str]) -> dict[str, str]:
+    def variables_for(self, part: ProcessRole, base: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of a process: those of `base`, and its role."""
         service, address = self.service, self.address
         if not address:  # a free port, or a name that only this job uses
@@ -107,17 +107,17 @@ class ServiceProcesses:
             "KVSTORE_HOST": self._address_of(part) if self._address_of else service.host,
             "KVSTORE_PORT": "0",
             "KVSTORE_INSECURE": str(int(service.insecure)),
-            **self._options(part, base),
+            **self._option_variables(part, base),
         }
 
-    def keys(self, part: ProcessRole) -> Keys | None:
+    def keys_for(self, part: ProcessRole) -> Keys | None:
         """Return the keys of a process; None without encryption."""
         return self._certificates.of(part.role, part.rank) if self._certificates else None
 
-    def _check(self) -> None:
+    def _check_scheduler(self) -> None:
         """Raise the errors of the scheduler before any process is started."""
         part = ProcessRole("scheduler", 0)
-        environment = self.environment(part, process_variables())
+        environment = self.variables_for(part, process_variables())
         ps_config(environment)
         if self._address_of is not None:  # the scheduler runs on another host, and checks itself
             return
@@ -128,13 +128,13 @@ class ServiceProcesses:
                 f"servers; the interfaces are {addresses.told(addresses.interfaces())}"
             )
         with contextlib.ExitStack() as stack:
-            if (keys := self.keys(part)) is not None:
+            if (keys := self.keys_for(part)) is not None:
                 descriptor = write_to_memory(keys)
                 stack.callback(os.close, descriptor)
                 environment["KVSTORE_KEYS_FD"] = str(descriptor)
             roles.find(environment)
 
-    def _options(self, part: ProcessRole, base: Mapping[str, str]) -> dict[str, str]:
+    def _option_variables(self, part: ProcessRole, base: Mapping[str, str]) -> dict[str, str]:
         service, found = self.service, {}
         if service.snapshot:
             found["KVSTORE_SNAPSHOT"] = str(Path(service.snapshot).absolute())

@@ -113,17 +113,17 @@ _encoder = msgspec.json.Encoder()
 _T = TypeVar("_T")
 
 
-def greeting(version: str) -> bytes:
+def agent_greeting(version: str) -> bytes:
     """Return the first bytes of the agent; what a login shell prints before them is no message."""
     return f"\nkvstore agent {version}\n".encode()
 
 
-def encoded(message: ToAgent | FromAgent) -> bytes:
+def encode_message(message: ToAgent | FromAgent) -> bytes:
     """Return a message as a line."""
     return _encoder.encode(message) + b"\n"
 
 
-def decoded(decoder: msgspec.json.Decoder[_T], line: bytes) -> _T:
+def decode_message(decoder: msgspec.json.Decoder[_T], line: bytes) -> _T:
     """Return the message of a line; raise ProtocolError if it is none in this direction."""
     try:
         return decoder.decode(line)
