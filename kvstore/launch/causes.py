@@ -87,8 +87,7 @@ class FailureCauses(Generic[P]):
     def pop_causes(self) -> list[P]:
         """Return the failures that miss no process that is about to end, the cause first, and remove them."""
         now = time.monotonic()
-        ready = sorted(
-            (one for one in self._failures if not one.is_waiting(now)), key=lambda one: one.report_order
-        )
+        ready = [failure for failure in self._failures if not failure.is_waiting(now)]
+        ready.sort(key=lambda failure: failure.report_order)
         self._failures = [one for one in self._failures if one not in ready]
         return [one.process for one in ready]

@@ -100,12 +100,9 @@ class LocalProcess(SupervisedProcess):
     def __init__(self, part: ProcessRole, process: subprocess.Popen[bytes]) -> None:
         super().__init__(part)
         self._process = process
+        #: Id of the process, and of its group.
+        self.group = process.pid
         self.place = f": process {self.group}"
-
-    @property
-    def group(self) -> int:
-        """Id of the process, and of its group."""
-        return self._process.pid
 
     def has_ended(self) -> bool:
         """Return whether the process has ended."""
@@ -175,7 +172,9 @@ class ChildProcess(LocalProcess):
         over = time.monotonic() - self._kill_at if self._kill_at else -1.0
         if over >= 0:
             self._signal_group(signal.SIGKILL)
-        self._reap_adopted()
+        with contextlib.suppress(ChildProcessError):  # processes whose parent has ended
+            while self.code is not None and os.waitpid(-self.group, os.WNOHANG)[0]:
+                pass
         return over > UNKILLABLE or (self.code is not None and not self._signal_group(0))
 
     def _signal_group(self, number: int) -> bool:
@@ -185,12 +184,6 @@ class ChildProcess(LocalProcess):
         except (ProcessLookupError, PermissionError):
             return False
         return True
-
-    def _reap_adopted(self) -> None:
-        """Reap processes of the group whose parent has ended."""
-        with contextlib.suppress(ChildProcessError):
-            while self.code is not None and os.waitpid(-self.group, os.WNOHANG)[0]:
-                pass
 
 
 def ask_session(leader: int, number: int) -> bool:

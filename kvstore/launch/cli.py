@@ -82,7 +82,7 @@ _imports = _option("--import imports", _IMPORTS, metavar="MODULE", multiple=True
 _positive = _FiniteNumber(min=0, min_open=True)
 _INTERVAL = f"Seconds between two snapshots.  [default: {DEFAULTS['snapshot_interval']:g}]"
 _interval = _option("--snapshot-interval", _INTERVAL, type=_positive, metavar="S")
-_keys = _option("--keys", "Keys of this process, written by `kvstore keys`.", metavar="FILE")
+_keys = _option("--keys keys_file", "Keys of this process, written by `kvstore keys`.", metavar="FILE")
 _insecure = _flag("--insecure", "Run without keys, even if other machines can connect.")
 _module = _flag("-m --module", "PROGRAM is the name of a Python module.")
 _port = _count("--port", "Port; 0 means a free port.  [default: 0]", least=0, most=65535)
@@ -91,25 +91,6 @@ _SSH = "Command to use instead of ssh; host and remote command are appended.  [K
 _ssh_command = _option("--ssh-command", _SSH, metavar="COMMAND")
 _EXPORT = "Variable for the hosts, besides KVSTORE_*, DMLC_*, PS_* and others. Can be given several times."
 _python = _option("--python", "Path of Python on the hosts.  [default: that of this Python]", metavar="PATH")
-
-#: Variables of options of scheduler and server whose names differ from those of the options.
-_VARIABLES = {
-    "workers": "KVSTORE_NUM_WORKERS",
-    "servers": "KVSTORE_NUM_SERVERS",
-    "rank": "KVSTORE_SERVER_RANK",
-    "keys": "KVSTORE_KEYS_FILE",
-}
-
-
-def _environment(role: str, options: dict[str, Any]) -> dict[str, str]:
-    """Return the variables of this process, with its role and the given options."""
-    from kvstore.launch.serve import environment_with
-    from kvstore.settings.environment import process_variables
-
-    options["insecure"] = 1 if options["insecure"] else None
-    given = {_VARIABLES.get(name, f"KVSTORE_{name.upper()}"): value for name, value in options.items()}
-    return environment_with({"KVSTORE_ROLE": role, **given}, process_variables())
-
 
 _COMPLETION = """\b
 Completion, in ~/.bashrc (for zsh: zsh_source; for fish: fish_source):
@@ -230,8 +211,8 @@ def role(program: str, arguments: tuple[str, ...], module: bool, **options: Any)
 
 @main.command()
 @_port
-@_count("-n --workers", "Number of workers in the job.", most=65536)
-@_count("-s --servers", "Number of servers in the job.", most=65536)
+@_count("-n --workers num_workers", "Number of workers in the job.", most=65536)
+@_count("-s --servers num_servers", "Number of servers in the job.", most=65536)
 @_option("--host", "Address at which the scheduler listens.  [default: 127.0.0.1]")
 @_keys
 @_insecure
@@ -243,18 +224,19 @@ def scheduler(port: int | None, host: str | None, report_fd: int | None, **optio
     The variables KVSTORE_* and DMLC_* set what no option sets. `kvstore run -s` starts scheduler, servers and
     workers in one command.
     """
-    from kvstore.launch.serve import address_option, address_reporter
-    from kvstore.launch.serve import scheduler as serve
-    from kvstore.settings.environment import process_variables
+    from kvstore.launch import serve
 
-    options |= {"host": host, "scheduler": address_option(host, port, process_variables())}
-    report = address_reporter(report_fd, click.echo)
-    serve(_environment("scheduler", options), report, launched=report_fd is not None)
+    options |= {"host": host, "scheduler": serve.address_option(host, port)}
+    report = serve.address_reporter(report_fd, click.echo)
+    variables = serve.role_variables("scheduler", options)
+    serve.run_scheduler(variables, report, launched=report_fd is not None)
 
 
 @main.command()
 @_option("--scheduler", "Address of the scheduler, as the scheduler prints it.")
-@_count("--rank", "Rank of this server.  [default: the scheduler assigns one]", least=0, most=65535)
+@_count(
+    "--rank server_rank", "Rank of this server.  [default: the scheduler assigns one]", least=0, most=65535
+)
 @_option("--host", "Address at which this server listens.")
 @_port
 @_keys
@@ -267,9 +249,9 @@ def server(imports: tuple[str, ...], **options: Any) -> None:
 
     The variables KVSTORE_* and DMLC_* set what no option sets.
     """
-    from kvstore.launch.serve import server as serve
+    from kvstore.launch import serve
 
-    serve(_environment("server", options), imports)
+    serve.run_server(serve.role_variables("server", options), imports)
 
 
 @main.command()

@@ -27,12 +27,8 @@ def findings(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     except ConfigError as error:
         found = {"error": str(error)}
     others = [{"launcher": name, "verdict": text} for name, text in launchers.alternatives(environment)]
-    sections = (
-        _server_role(environment),
-        wrong_settings(environment),
-        unknown_variables(environment),
-        others,
-    )
+    part, wrong = _server_role(environment), wrong_settings(environment)
+    sections = (part, wrong, unknown_variables(environment), others)
     return found | dict(zip(_SECTIONS, sections, strict=True))
 
 

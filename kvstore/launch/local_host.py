@@ -16,32 +16,7 @@ from .output import Write
 from .output_relay import OutputRelay
 
 _MOST = 1 << 10  # bytes of an address
-
-
-class _AddressPipe:
-    """The pipe on which a scheduler reports its address; it inherits `writer`."""
-
-    def __init__(self, relay: OutputRelay, report: Callable[[str], None]) -> None:
-        self._reader, self.writer = os.pipe()
-        self._relay, self._report = relay, report
-        self._text = b""
-        self._open = True
-        relay.watch_descriptor(self._reader, self._read)
-
-    def _read(self) -> None:
-        data = os.read(self._reader, _MOST)
-        self._text += data
-        line, newline, _ = self._text.partition(b"\n")
-        if newline or not data or len(self._text) >= _MOST:
-            self.close()
-            self._report(line.decode(errors="replace") if newline else "")
-
-    def close(self) -> None:
-        """Close the reading end, if it is open."""
-        if self._open:
-            self._open = False
-            self._relay.stop_watching(self._reader)
-            os.close(self._reader)
+_Writes = tuple[Write, Write]
 
 
 class LocalHost:
@@ -55,15 +30,11 @@ class LocalHost:
     ready, remote = True, False
 
     def __init__(
-        self,
-        relay: OutputRelay,
-        reaper: OrphanReaper,
-        prefix: bool,
-        writes: tuple[Write, Write] | None = None,
+        self, relay: OutputRelay, reaper: OrphanReaper, prefix: bool, writes: _Writes | None = None
     ) -> None:
         self._relay, self._reaper, self.prefix = relay, reaper, prefix
         self._writes = writes or (relay.out.write, relay.err.write)
-        self._pipes: list[_AddressPipe] = []
+        self._address_pipes: set[int] = set()
         self._master: MasterPort | None = None
 
     @property
@@ -84,8 +55,7 @@ class LocalHost:
         command, variables, descriptors = [*spec.command], {**spec.environment}, []
         with contextlib.ExitStack() as stack:
             if spec.on_address is not None:
-                self._pipes.append(_AddressPipe(self._relay, spec.on_address))
-                descriptors.append(self._pipes[-1].writer)
+                descriptors.append(self._open_address_pipe(spec.on_address))
                 command += ["--report-fd", str(descriptors[-1])]
                 stack.callback(os.close, descriptors[-1])  # the process has inherited it
             if spec.keys is not None:
@@ -108,7 +78,28 @@ class LocalHost:
 
     def close(self) -> None:
         """Close open pipes, and release the reserved port."""
-        for pipe in self._pipes:
-            pipe.close()
+        for pipe in list(self._address_pipes):
+            self._close_address_pipe(pipe)
         if self._master is not None:
             self._master.close()
+
+    def _open_address_pipe(self, report: Callable[[str], None]) -> int:
+        """Return the writing end of a pipe; `report` gets the line that a scheduler writes to it."""
+        reader, writer = os.pipe()
+        text = bytearray()
+
+        def read() -> None:
+            text.extend(data := os.read(reader, _MOST))
+            line, newline, _ = text.partition(b"\n")
+            if newline or not data or len(text) >= _MOST:
+                self._close_address_pipe(reader)
+                report(line.decode(errors="replace") if newline else "")
+
+        self._address_pipes.add(reader)
+        self._relay.watch_descriptor(reader, read)
+        return writer
+
+    def _close_address_pipe(self, reader: int) -> None:
+        self._address_pipes.remove(reader)
+        self._relay.stop_watching(reader)
+        os.close(reader)

@@ -24,10 +24,7 @@ class OutputRelay:
     """
 
     def __init__(
-        self,
-        numbers: Iterable[signal.Signals],
-        on_signal: Callable[[int], None],
-        out: OutputSink | None = None,
+        self, numbers: Iterable[int], on_signal: Callable[[int], None], out: OutputSink | None = None
     ) -> None:
         self.out, self.err = out or OutputSink(1), OutputSink(2)
         self._sinks = [self.out, self.err]
@@ -142,7 +139,7 @@ class OutputRelay:
 
 
 @contextlib.contextmanager
-def _caught_signals(numbers: Iterable[signal.Signals]) -> Iterator[int]:
+def _caught_signals(numbers: Iterable[int]) -> Iterator[int]:
     """Write the signals as bytes to a pipe; yields its reading end."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

@@ -11,35 +11,39 @@ from typing import NoReturn
 
 from kvstore.errors import ConfigError, KVStoreError
 from kvstore.settings import addresses, roles
+from kvstore.settings.definitions import SETTINGS
+from kvstore.settings.environment import first_set, process_variables
 from kvstore.settings.parameter_server import ps_config
 
 from .process import DESERTED
 from .signals import write_timeline
 
-#: Variables that an option replaces, by the variable of that option.
+#: Variables that an option replaces besides the aliases of its setting.
 _REPLACED = {
-    "KVSTORE_SCHEDULER": ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_LOCAL"),
-    "KVSTORE_NUM_WORKERS": ("DMLC_NUM_WORKER",),
-    "KVSTORE_NUM_SERVERS": ("DMLC_NUM_SERVER",),
-    "KVSTORE_ROLE": ("DMLC_ROLE",),
-    "KVSTORE_KEYS_FILE": ("KVSTORE_KEYS_FD",),
+    "scheduler": ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_LOCAL"),
+    "keys_file": ("KVSTORE_KEYS_FD",),
 }
 
 
-def environment_with(options: Mapping[str, object], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables, with those of the options of the command; None leaves a variable as it is."""
+def role_variables(role: str, options: Mapping[str, object]) -> dict[str, str]:
+    """Return the variables of this process, with its role and the options of the command, named as settings.
+
+    None leaves a variable as it is.
+    """
+    options = {**options, "role": role, "insecure": 1 if options["insecure"] else None}
     given = {name: str(value) for name, value in options.items() if value is not None}
-    replaced = {alias for name in given for alias in _REPLACED.get(name, ())}
-    return {name: value for name, value in environment.items() if name not in replaced} | given
+    replaced = {alias for name in given for alias in (*SETTINGS[name].names()[1:], *_REPLACED.get(name, ()))}
+    kept = {variable: text for variable, text in process_variables().items() if variable not in replaced}
+    return kept | {SETTINGS[name].variable: text for name, text in given.items()}
 
 
-def address_option(host: str | None, port: int | None, environment: Mapping[str, str]) -> str | None:
+def address_option(host: str | None, port: int | None) -> str | None:
     """Return the address of --host and --port; None if neither is given and a variable has the address.
 
     A host that means all addresses is replaced by the first address that other hosts can reach.
     """
-    has_variable = any(environment.get(name) for name in ("KVSTORE_SCHEDULER", "DMLC_PS_ROOT_URI"))
-    if host is None and port is None and has_variable:
+    variable = first_set(process_variables(), ("KVSTORE_SCHEDULER", "DMLC_PS_ROOT_URI"))
+    if host is None and port is None and variable:
         return None
     host = host or addresses.loopback()
     number = addresses.resolved(host)
@@ -48,7 +52,9 @@ def address_option(host: str | None, port: int | None, environment: Mapping[str,
     return addresses.tcp(host, port or 0)
 
 
-def scheduler(environment: Mapping[str, str], report: Callable[[str], None], launched: bool = False) -> None:
+def run_scheduler(
+    environment: Mapping[str, str], report: Callable[[str], None], launched: bool = False
+) -> None:
     """Run the scheduler; `report` is called with its address when other processes can connect.
 
     With `launched`, a scheduler to which no worker has connected ends on SIGTERM with the code `DESERTED`.
@@ -71,7 +77,7 @@ def _report_if_deserted(deserted: Callable[[], bool]) -> None:
     signal.signal(signal.SIGTERM, end)
 
 
-def server(environment: Mapping[str, str], imports: Sequence[str]) -> None:
+def run_server(environment: Mapping[str, str], imports: Sequence[str]) -> None:
     """Run a server, after the import of the modules that register its optimizers and codecs."""
     found = _found_roles(environment, "kvstore server")
     for name in imports:

@@ -217,7 +217,7 @@ def _without_sigint() -> Iterator[None]:
 
 
 def _call_function(
-    fn: Callable[..., object], args: tuple[Any, ...], report: connection.HostConnection, parent: int
+    fn: Callable[..., object], args: tuple[Any, ...], report: connection.Connection, parent: int
 ) -> None:
     """Call `fn` in a worker, and report how it has failed."""
     tied_to(parent)()

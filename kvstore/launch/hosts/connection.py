@@ -90,20 +90,12 @@ class HostConnection:
         self._greeted, self._greeting_size = False, 0
         self._written = 0  # bytes of output that the agent does not know to be written
         self._open = True
+        #: Id of the ssh process and of its group; the last lines of its stderr.
+        self.group, self.tail = self._process.pid, self._err.tail
         relay.add_stream(self._err)
         relay.add_sink(self._sink)
         relay.watch_descriptor(self._out.stream.fileno(), self._read_messages)
         self.send(m.JobStart(os.fsencode(folder), PATIENCE, text_of("ports"), prefix))
-
-    @property
-    def tail(self) -> Sequence[bytes]:
-        """The last lines that ssh has written to stderr."""
-        return self._err.tail
-
-    @property
-    def group(self) -> int:
-        """Id of the ssh process, and of its group."""
-        return self._process.pid
 
     def start_process(self, number: int, spec: ProcessSpec) -> RemoteProcess:
         """Have the agent start a process."""

@@ -55,9 +55,8 @@ class RemoteHosts:
         command = f"exec {shlex.quote(hosts.python)} -m kvstore.launch.hosts.remote_agent"
         self._connections: list[HostConnection] = []
         for host in hosts.layout.hosts:
-            connection = HostConnection(
-                host.name, [*hosts.ssh, host.name, command], hosts.folder, relay, prefix
-            )
+            words = [*hosts.ssh, host.name, command]
+            connection = HostConnection(host.name, words, hosts.folder, relay, prefix)
             reaper.add_group(connection.group)
             self._connections.append(connection)
 
