@@ -203,8 +203,8 @@ def role(program: str, arguments: tuple[str, ...], module: bool, **options: Any)
     from kvstore.settings.environment import process_variables, text_of
 
     place, insecure = launched_place(), options["insecure"] or text_of("insecure") == "1"
-    addresses = (options[name] for name in ("scheduler", "meet", "keys"))
-    where = meeting(place, process_variables(), *addresses, insecure)
+    scheduler, folder, keys = (options[name] for name in ("scheduler", "meet", "keys"))
+    where = meeting(place, process_variables(), scheduler, folder, keys, insecure)
     command = command_of(program, arguments, module)
     raise SystemExit(start(RankProcesses(place, options["servers"], where, options["imports"]), command))
 
