@@ -42,6 +42,7 @@ TUNED: dict[str, dict[str, Any]] = {
     "lars": {"learning_rate": 10.0},
 }
 _WIDTHS = (64, 128, 10)  # an image of 8 x 8 pixels, the hidden layer, ten classes
+_DIGITS_FILE = "datasets/data/digits.csv.gz"  # in the folder of scikit-learn
 _TEST_SHARE = 5  # one image in five is for the test
 
 
@@ -81,13 +82,16 @@ class TrainingResult(NamedTuple):
 def load_digits() -> DigitImages:
     """Return scikit-learn's 1797 images in a split that does not depend on the seed of the user.
 
-    They are read from its file: the import of scikit-learn needs a second.
+    They are read from its file if it is there: the import of scikit-learn needs a second.
     """
     sklearn = find_spec("sklearn")
-    if sklearn is None:
-        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
-    file = Path(str(sklearn.origin)).parent / "datasets/data/digits.csv.gz"
-    numbers = np.loadtxt(file, delimiter=",")
+    file = Path(str(sklearn.origin if sklearn else "")).parent / _DIGITS_FILE
+    if file.exists():
+        numbers = np.loadtxt(file, delimiter=",")
+    else:
+        from sklearn import datasets
+
+        numbers = np.column_stack(datasets.load_digits(return_X_y=True))
     images = np.ascontiguousarray(numbers[:, :-1] / 16, dtype=np.float32)
     labels = np.asarray(numbers[:, -1], dtype=np.int64)
     order = np.random.default_rng(0).permutation(len(labels))
