@@ -532,7 +532,7 @@ class _Scheduler:
     def _serve(self, found: Mapping[str, str], keys: bytes) -> None:
         try:
             with _keys(keys) as descriptor:
-                serve.scheduler({**process_variables(), **found, **descriptor}, self._report)
+                serve.run_scheduler({**process_variables(), **found, **descriptor}, self._report)
         except BaseException as error:
             self._error = error
         finally:
@@ -560,7 +560,7 @@ class _Server:
         restart = _ray.get(scheduler.started.remote("server", rank))
         own = {"KVSTORE_HOST": _host(alone), "KVSTORE_RESTART": str(restart)}
         with _keys(keys) as descriptor:
-            serve.server({**process_variables(), **common, **own, **descriptor}, imports)
+            serve.run_server({**process_variables(), **common, **own, **descriptor}, imports)
 
 
 class _Worker:

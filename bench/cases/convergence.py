@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.launch.demo import digits, network
-from kvstore.launch.demo.network import Array, Labels, Tensors
+from kvstore import demo
+from kvstore.demo import Array, Labels, Tensors
 
 
 class Batch(NamedTuple):
@@ -45,11 +45,11 @@ class Digits:
     epochs, batch, learning_rate = 30, 64, 0.1
 
     def __init__(self) -> None:
-        self._data = digits.load()
+        self._data = demo.load_digits()
         self.steps = len(self._data.labels) // self.batch
 
     def initial(self, seed: int) -> Tensors:
-        return network.initial(seed)
+        return demo.initial_weights(seed)
 
     def epoch(self, random: np.random.Generator) -> Iterator[Batch]:
         order = random.permutation(len(self._data.labels))[: self.steps * self.batch]
@@ -57,10 +57,10 @@ class Digits:
             yield Batch(self._data.images[chosen], self._data.labels[chosen])
 
     def gradients(self, weights: Tensors, batch: Batch) -> Tensors:
-        return network.gradients(weights, *batch)
+        return demo.sum_gradients(weights, *batch)
 
     def accuracy(self, weights: Tensors) -> float:
-        return network.accuracy(weights, self._data.test_images, self._data.test_labels)
+        return demo.label_accuracy(weights, self._data.test_images, self._data.test_labels)
 
 
 class Sums:
@@ -79,7 +79,7 @@ class Sums:
     _tests = 4000
 
     def __init__(self) -> None:
-        data = digits.load()
+        data = demo.load_digits()
         self._images, self._labels = data.images, data.labels
         self._test = _pairs(np.random.default_rng(0), data.test_images, data.test_labels, self._tests)
 

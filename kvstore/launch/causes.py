@@ -29,7 +29,7 @@ _ALL_MISSED = b"Error: all workers are lost"
 P = TypeVar("P", bound=SupervisedProcess)
 
 
-def misses(part: ProcessRole, tail: Sequence[bytes], other: ProcessRole) -> bool:
+def has_failed_after(part: ProcessRole, tail: Sequence[bytes], other: ProcessRole) -> bool:
     """Return whether a process with these last lines has failed because `other` had failed."""
     if part.role != "worker":
         return other.role == "worker" and any(_ALL_MISSED in line for line in tail)
@@ -46,7 +46,7 @@ def patience() -> float:
 
 
 @dataclass
-class _Failure(Generic[P]):
+class _PendingFailure(Generic[P]):
     """A process that has failed, and the processes that it misses."""
 
     process: P
@@ -54,39 +54,40 @@ class _Failure(Generic[P]):
     until: float
 
     @property
-    def order(self) -> tuple[bool, bool, bool]:
+    def report_order(self) -> tuple[bool, bool, bool]:
         """Its place among failures at the same time: ends by a signal first, and servers before workers."""
         return bool(self.missed), (self.process.code or 0) >= 0, self.process.part.role == "worker"
 
-    def waits(self, now: float) -> bool:
+    def is_waiting(self, now: float) -> bool:
         """Return whether a missed process is still about to end; a stopped process is not."""
         # Not `ended`, which polls: the failure of a process that ends only now is not added yet.
         about_to_end = any(process.code is None and not process.is_stopped() for process in self.missed)
         return about_to_end and now < self.until
 
 
-class Causes(Generic[P]):
+class FailureCauses(Generic[P]):
     """Failures whose cause is not yet known."""
 
     def __init__(self) -> None:
-        self._failures: list[_Failure[P]] = []
+        self._failures: list[_PendingFailure[P]] = []
         #: Whether servers have ended because no worker was left: a restarted worker would find no server.
         self.deserted = False
 
     @property
-    def waiting(self) -> bool:
+    def has_waiting(self) -> bool:
         """Whether there is such a failure."""
         return bool(self._failures)
 
-    def add(self, process: P, others: Iterable[P]) -> None:
+    def add_failure(self, process: P, others: Iterable[P]) -> None:
         """Add a failure; one of `others` can be its cause."""
-        missed = [other for other in others if misses(process.part, process.tail, other.part)]
+        missed = [other for other in others if has_failed_after(process.part, process.tail, other.part)]
         self.deserted = self.deserted or bool(missed and process.part.role != "worker")
-        self._failures.append(_Failure(process, missed, time.monotonic() + patience()))
+        self._failures.append(_PendingFailure(process, missed, time.monotonic() + patience()))
 
     def pop_causes(self) -> list[P]:
         """Return the failures that miss no process that is about to end, the cause first, and remove them."""
         now = time.monotonic()
-        ready = sorted((one for one in self._failures if not one.waits(now)), key=lambda one: one.order)
+        ready = [failure for failure in self._failures if not failure.is_waiting(now)]
+        ready.sort(key=lambda failure: failure.report_order)
         self._failures = [one for one in self._failures if one not in ready]
         return [one.process for one in ready]

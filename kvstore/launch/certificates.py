@@ -45,7 +45,7 @@ class Certificates:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for role, rank in self._pairs:
                 paths.append(folder / file_of(role, rank))
-                _write(paths[-1], self.of(role, rank))
+                _write_file(paths[-1], self.of(role, rank))
         except FileExistsError as error:
             raise ConfigError(
                 f"{error.filename} already exists, and keys are not overwritten: remove it first"
@@ -68,7 +68,7 @@ def write_to_memory(keys: Keys) -> int:
     return descriptor
 
 
-def _write(path: Path, keys: Keys) -> None:
+def _write_file(path: Path, keys: Keys) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "wb") as file:
         file.write(keys.to_json())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kvstore.observe.signals import catches
 from kvstore.settings.keys import Keys
 
-from .output import Lines, Write
+from .output import LineReader, Write
 from .process import describe_end, grace, is_stopped, started
 
 TAIL = 20  # lines of stderr that the launcher prints again at the end
@@ -35,7 +35,7 @@ class ProcessRole:
         return f"{'rank' if self.role == 'worker' else self.role} {self.rank}"
 
     @property
-    def mark(self) -> bytes:
+    def output_prefix(self) -> bytes:
         """Prefix of its lines of output."""
         names = {"worker": f"{self.rank}", "scheduler": "scheduler"}
         return f"[{names.get(self.role, f'{self.role} {self.rank}')}] ".encode()
@@ -69,11 +69,11 @@ class SupervisedProcess:
         self._kill_at: float | None = None
 
     @property
-    def how(self) -> str:
+    def end_sentence(self) -> str:
         """A sentence about its end."""
         return f"{self.part.name}{self._host} {describe_end(self.code or 0)} after {self.seconds:.1f} s"
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether the process has ended."""
         return self.code is not None
 
@@ -81,20 +81,41 @@ class SupervisedProcess:
         """Return whether the launcher knows that the process is stopped, as after SIGSTOP."""
         return False
 
-    def end(self, number: int, patience: float | None = None) -> None:
+    def end_with(self, number: int, patience: float | None = None) -> None:
         """Send a signal to its process group, and SIGKILL `patience` seconds later to what is left of it."""
         self._kill_at = self._kill_at or time.monotonic() + (grace() if patience is None else patience)
 
-    def ask(self, number: int) -> None:
+    def ask_for_report(self, number: int) -> None:
         """Ask the process for its stacks or its timeline, with this signal."""
         raise NotImplementedError
 
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Return whether nothing is left of its process group."""
         raise NotImplementedError
 
 
-class ChildProcess(SupervisedProcess):
+class LocalProcess(SupervisedProcess):
+    """A process of this host."""
+
+    def __init__(self, part: ProcessRole, process: subprocess.Popen[bytes]) -> None:
+        super().__init__(part)
+        self._process = process
+        #: Id of the process, and of its group.
+        self.group = process.pid
+        self.place = f": process {self.group}"
+
+    def has_ended(self) -> bool:
+        """Return whether the process has ended."""
+        if self.code is None and (code := self._process.poll()) is not None:
+            self.code, self.seconds = code, time.monotonic() - self._started
+        return self.code is not None
+
+    def is_stopped(self) -> bool:
+        """Return whether the process is stopped."""
+        return is_stopped(self.group)
+
+
+class ChildProcess(LocalProcess):
     """A process of this host, its two streams, and its process group.
 
     `writes` get the lines of stdout and stderr, with the prefix `mark`. The process inherits `descriptors`.
@@ -110,63 +131,53 @@ class ChildProcess(SupervisedProcess):
         mark: bytes = b"",
         descriptors: Sequence[int] = (),
     ) -> None:
-        super().__init__(part)
-        self._write_error, self._mark = writes[1], mark
         pipe = subprocess.PIPE
         streams = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe}
-        self._process = started(command, env=environment, pass_fds=tuple(descriptors), **streams)
-        self.out = Lines(self._process.stdout, writes[0], mark)
-        self.err = Lines(self._process.stderr, writes[1], mark, keep=TAIL)
-        self.tail, self.place = self.err.tail, f": process {self.group}"
+        process = started(command, env=environment, pass_fds=tuple(descriptors), **streams)
+        super().__init__(part, process)
+        self._write_error, self._mark = writes[1], mark
+        self.out = LineReader(process.stdout, writes[0], mark)
+        self.err = LineReader(process.stderr, writes[1], mark, keep=TAIL)
+        self.tail = self.err.tail
 
-    @property
-    def group(self) -> int:
-        """Id of the process, and of its group."""
-        return self._process.pid
-
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether the process has ended; its stderr is then read, and the rest of its group ended."""
-        if self.code is None and (code := self._process.poll()) is not None:
-            self.code, self.seconds = code, time.monotonic() - self._started
+        running = self.code is None
+        if super().has_ended() and running:
             self.err.catch_up()
-            self.end(signal.SIGTERM)
+            self.end_with(signal.SIGTERM)
         return self.code is not None
 
-    def is_stopped(self) -> bool:
-        """Return whether the process is stopped."""
-        return is_stopped(self.group)
-
-    def end(self, number: int, patience: float | None = None) -> None:
+    def end_with(self, number: int, patience: float | None = None) -> None:
         """Send a signal to the group, and SIGKILL `patience` seconds later."""
-        super().end(number, patience)
-        self._signal(number)
+        super().end_with(number, patience)
+        self._signal_group(number)
 
-    def ask(self, number: int) -> None:
+    def ask_for_report(self, number: int) -> None:
         """Ask the processes of the session for their stacks (SIGUSR2) or timelines (SIGUSR1).
 
         Only those with a handler get the signal (`kvstore.observe.stacks`, `kvstore.observe.timeline`): it
         would end the others.
         """
         if not ask_session(self.group, number) and self.code is None:
+            what = "timeline: KVSTORE_TIMELINE is not set," if number == signal.SIGUSR1 else "stacks:"
             why = "it has no store yet, or is no program of Python"
-            if number == signal.SIGUSR1:
-                text = f"process {self.group} writes no timeline: KVSTORE_TIMELINE is not set, {why}\n"
-            else:
-                text = f"process {self.group} writes no stacks: {why}\n"
-            self._write_error(self._mark + text.encode())
+            self._write_error(self._mark + f"process {self.group} writes no {what} {why}\n".encode())
 
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Return whether nothing is left of the group; send SIGKILL when its time is over.
 
         A process is not gone before `ended` has read its exit code.
         """
         over = time.monotonic() - self._kill_at if self._kill_at else -1.0
         if over >= 0:
-            self._signal(signal.SIGKILL)
-        self._reap_adopted()
-        return over > UNKILLABLE or (self.code is not None and not self._signal(0))
+            self._signal_group(signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # processes whose parent has ended
+            while self.code is not None and os.waitpid(-self.group, os.WNOHANG)[0]:
+                pass
+        return over > UNKILLABLE or (self.code is not None and not self._signal_group(0))
 
-    def _signal(self, number: int) -> bool:
+    def _signal_group(self, number: int) -> bool:
         """Signal the group; return whether it has a process."""
         try:
             os.killpg(self.group, number)
@@ -174,27 +185,13 @@ class ChildProcess(SupervisedProcess):
             return False
         return True
 
-    def _reap_adopted(self) -> None:
-        """Reap processes of the group whose parent has ended."""
-        with contextlib.suppress(ChildProcessError):
-            while self.code is not None and os.waitpid(-self.group, os.WNOHANG)[0]:
-                pass
-
 
 def ask_session(leader: int, number: int) -> bool:
     """Send a signal to the processes of a session that have a handler for it; return whether any has."""
-    able = [pid for pid in _session(leader) if catches(pid, number)]
-    for pid in able:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-    return bool(able)
-
-
-def _session(leader: int) -> list[int]:
-    """Return the processes of a session."""
-    found = []
+    asked = False
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with contextlib.suppress(OSError):
-            if os.getsid(pid) == leader:
-                found.append(pid)
-    return found
+            if os.getsid(pid) == leader and catches(pid, number):
+                asked = True
+                os.kill(pid, number)
+    return asked

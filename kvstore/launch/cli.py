@@ -25,7 +25,7 @@ _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class _Commands(click.Group):
+class _CommandGroup(click.Group):
     """A group whose commands report an error in one line, without a traceback, and exit with 1.
 
     This includes output that cannot be written.
@@ -49,7 +49,7 @@ class _Commands(click.Group):
             raise click.ClickException(f"the output cannot be written: {error.strerror}") from error
 
 
-class _Number(click.FloatRange):
+class _FiniteNumber(click.FloatRange):
     """A finite number: comparisons let nan through."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -77,50 +77,20 @@ def _folder(names: str, text: str) -> Callable[[_F], _F]:
     return _option(names, text, metavar="DIR")
 
 
-_imports = _option(
-    "--import imports",
-    "Module that servers import; it registers optimizers and codecs. Can be given several times.",
-    metavar="MODULE",
-    multiple=True,
-)
-_interval = _option(
-    "--snapshot-interval",
-    f"Seconds between two snapshots.  [default: {DEFAULTS['snapshot_interval']:g}]",
-    type=_Number(min=0, min_open=True),
-    metavar="S",
-)
-_keys = _option("--keys", "Keys of this process, written by `kvstore keys`.", metavar="FILE")
+_IMPORTS = "Module that servers import, for own optimizers and codecs. Can be given several times."
+_imports = _option("--import imports", _IMPORTS, metavar="MODULE", multiple=True)
+_positive = _FiniteNumber(min=0, min_open=True)
+_INTERVAL = f"Seconds between two snapshots.  [default: {DEFAULTS['snapshot_interval']:g}]"
+_interval = _option("--snapshot-interval", _INTERVAL, type=_positive, metavar="S")
+_keys = _option("--keys keys_file", "Keys of this process, written by `kvstore keys`.", metavar="FILE")
 _insecure = _flag("--insecure", "Run without keys, even if other machines can connect.")
 _module = _flag("-m --module", "PROGRAM is the name of a Python module.")
 _port = _count("--port", "Port; 0 means a free port.  [default: 0]", least=0, most=65535)
-_hostfile = _option(
-    "--hostfile", "File with one host per line, optionally followed by `slots=4`.", metavar="FILE"
-)
-_ssh_command = _option(
-    "--ssh-command",
-    "Command to use instead of ssh; host and remote command are appended.  [KVSTORE_SSH]",
-    metavar="COMMAND",
-)
+_hostfile = _option("--hostfile", "File with one host per line, with or without `slots=4`.", metavar="FILE")
+_SSH = "Command to use instead of ssh; host and remote command are appended.  [KVSTORE_SSH]"
+_ssh_command = _option("--ssh-command", _SSH, metavar="COMMAND")
+_EXPORT = "Variable for the hosts, besides KVSTORE_*, DMLC_*, PS_* and others. Can be given several times."
 _python = _option("--python", "Path of Python on the hosts.  [default: that of this Python]", metavar="PATH")
-
-#: Variables of options of scheduler and server whose names differ from those of the options.
-_VARIABLES = {
-    "workers": "KVSTORE_NUM_WORKERS",
-    "servers": "KVSTORE_NUM_SERVERS",
-    "rank": "KVSTORE_SERVER_RANK",
-    "keys": "KVSTORE_KEYS_FILE",
-}
-
-
-def _environment(role: str, options: dict[str, Any]) -> dict[str, str]:
-    """Return the variables of this process, with its role and the given options."""
-    from kvstore.launch.serve import environment_with
-    from kvstore.settings.environment import process_variables
-
-    options["insecure"] = 1 if options["insecure"] else None
-    given = {_VARIABLES.get(name, f"KVSTORE_{name.upper()}"): value for name, value in options.items()}
-    return environment_with({"KVSTORE_ROLE": role, **given}, process_variables())
-
 
 _COMPLETION = """\b
 Completion, in ~/.bashrc (for zsh: zsh_source; for fish: fish_source):
@@ -129,7 +99,7 @@ Completion, in ~/.bashrc (for zsh: zsh_source; for fish: fish_source):
 
 
 @click.group(
-    cls=_Commands,
+    cls=_CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     epilog=_COMPLETION,
 )
@@ -141,26 +111,12 @@ def main() -> None:
 @main.command()
 @_option("--store", "Name for kvstore.create.", default="local")
 @_option("--optimizer", "Name of the optimizer.", default="sgd")
-@_count(
-    "-n --workers",
-    "Number of processes. With more than one the default store is `shared`.",
-    most=64,
-    default=1,
-)
-@_count(
-    "--replicas",
-    "Number of copies of the network in each process; each gets a part of every batch.  [default: "
-    "4 in one process, else 1]",
-    most=64,
-)
+@_count("-n --workers", "Number of processes; the default store of several is `shared`.", most=64, default=1)
+@_count("--replicas", "Copies of the network in a process.  [default: 4 in one process, else 1]", most=64)
 @_count("--epochs", "Number of epochs.", default=30)
 @_count("--seed", "Seed of the random numbers; equal seeds give identical bits.", least=0, default=0)
-@_option("--lr", "Peak learning rate.", type=_Number(min=0, min_open=True))
-@_count(
-    "--servers",
-    "Number of servers to start, for a `dist` store.  [default: 1, unless servers are already running]",
-    most=64,
-)
+@_option("--lr", "Peak learning rate.", type=_positive)
+@_count("--servers", "Servers to start, for a `dist` store.  [default: 1, unless servers run]", most=64)
 def demo(workers: int, servers: int | None, replicas: int | None, **options: Any) -> None:
     """Train a small network on handwritten digits with a store.
 
@@ -168,35 +124,22 @@ def demo(workers: int, servers: int | None, replicas: int | None, **options: Any
     downloaded. Four processes with one replica each give the same weights, bit for bit, as one process with
     four replicas.
     """
-    from kvstore.launch.demo import TrainingSettings, start
+    from kvstore.demo import TrainingSettings, start_demo
 
     if workers > 1 and options["store"] == "local":
         options["store"] = "shared"
     settings = TrainingSettings(replicas=replicas or (4 if workers == 1 else 1), **options)
-    raise SystemExit(start(settings, workers, servers))
+    raise SystemExit(start_demo(settings, workers, servers))
 
 
 @main.command(context_settings={"allow_interspersed_args": False})
 @_count("-n --workers", "Number of processes.", most=1024, required=True)
-@_count(
-    "-s --servers",
-    "Number of parameter servers, for `dist` stores. With servers, a scheduler is started too.",
-    least=0,
-    most=1024,
-    default=0,
-)
-@_count(
-    "--restarts",
-    "Number of failed workers that are started again before a failure ends the job.",
-    least=0,
-    default=0,
-)
+@_count("-s --servers", "Number of servers for `dist` stores; a scheduler is added.", 0, 1024, default=0)
+@_count("--restarts", "Failed workers to start again before a failure ends the job.", least=0, default=0)
 @_module
 @_flag("--no-prefix", "Print lines of output without the name of their process.")
 @_option(
-    "--transport",
-    "Connections of workers and servers: tcp, or unix sockets without files.  [default: tcp]",
-    type=click.Choice(["tcp", "ipc"]),
+    "--transport", "tcp, or unix sockets without files.  [default: tcp]", type=click.Choice(["tcp", "ipc"])
 )
 @_option("--host", "Address at which scheduler and servers listen.  [default: 127.0.0.1]")
 @_flag("--secure", "Encrypt connections on this machine too; with another --host they always are.")
@@ -204,43 +147,17 @@ def demo(workers: int, servers: int | None, replicas: int | None, **options: Any
 @_imports
 @_folder("--snapshot", "Folder in which servers save their data at intervals.")
 @_interval
-@_count(
-    "--server-restarts",
-    "Number of failed servers that are started again from their snapshot.  [default: 0]",
-    least=0,
-)
-@_count(
-    "--scheduler-restarts",
-    "Number of times that a failed scheduler is started again from its journal.  [default: 0]",
-    least=0,
-)
-@_folder(
-    "--journal",
-    "Folder for the scheduler's journal.  [default: with --scheduler-restarts a temporary folder]",
-)
+@_count("--server-restarts", "Failed servers to start again, from their snapshots.  [default: 0]", least=0)
+@_count("--scheduler-restarts", "Restarts of a failed scheduler, from its journal.  [default: 0]", least=0)
+@_folder("--journal", "Folder for the scheduler's journal.  [default: temporary, with --scheduler-restarts]")
 @_option("--hosts", "Hosts to use over ssh, with the number of workers on each.", metavar="A:4,B:4")
 @_hostfile
 @_ssh_command
 @_python
-@_option(
-    "--export exports",
-    "Environment variable for the hosts, in addition to KVSTORE_*, DMLC_*, PS_* and others. Can "
-    "be given several times.",
-    metavar="NAME[=VALUE]",
-    multiple=True,
-)
+@_option("--export exports", _EXPORT, metavar="NAME[=VALUE]", multiple=True)
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(
-    workers: int,
-    servers: int,
-    restarts: int,
-    module: bool,
-    no_prefix: bool,
-    program: str,
-    arguments: tuple[str, ...],
-    **options: Any,
-) -> None:
+def run(program: str, arguments: tuple[str, ...], module: bool, **options: Any) -> None:
     """Run PROGRAM in several processes that form one job.
 
     The processes run on this machine, or on the machines of --hosts.
@@ -254,10 +171,12 @@ def run(
     from kvstore.launch.run import command_of
     from kvstore.launch.run import run as start
 
+    workers, servers, restarts = (options.pop(name) for name in ("workers", "servers", "restarts"))
+    prefix = not options.pop("no_prefix")
     hosts = remote_hosts.hosts_of_options(workers, servers, options)
     command = command_of(program, arguments, module, hosts.python if hosts else None)
     parts = service.service_of_options(servers, program, options, hosts)
-    raise SystemExit(start(command, workers, restarts, not no_prefix, parts, hosts))
+    raise SystemExit(start(command, workers, restarts, prefix, parts, hosts))
 
 
 @main.command(context_settings={"allow_interspersed_args": False})
@@ -270,15 +189,7 @@ def run(
 @_imports
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def role(
-    servers: int,
-    module: bool,
-    insecure: bool,
-    imports: tuple[str, ...],
-    program: str,
-    arguments: tuple[str, ...],
-    **options: str | None,
-) -> None:
+def role(program: str, arguments: tuple[str, ...], module: bool, **options: Any) -> None:
     """Run PROGRAM as a worker, in a rank that mpirun, srun or torchrun has started.
 
     Rank 0 also runs the scheduler, and some ranks also run a server: `mpirun -n 4 kvstore role -s 2
@@ -286,23 +197,22 @@ def role(
     Slurm the ranks use the first host of the step.
     """
     from kvstore.launch.rendezvous import meeting
-    from kvstore.launch.role import RankProcesses, placed
+    from kvstore.launch.role import RankProcesses, launched_place
     from kvstore.launch.role import run as start
     from kvstore.launch.run import command_of
     from kvstore.settings.environment import process_variables, text_of
 
-    place, insecure = placed(), insecure or text_of("insecure") == "1"
-    where = meeting(
-        place, process_variables(), options["scheduler"], options["meet"], options["keys"], insecure
-    )
+    place, insecure = launched_place(), options["insecure"] or text_of("insecure") == "1"
+    scheduler, folder, keys = (options[name] for name in ("scheduler", "meet", "keys"))
+    where = meeting(place, process_variables(), scheduler, folder, keys, insecure)
     command = command_of(program, arguments, module)
-    raise SystemExit(start(RankProcesses(place, servers, where, imports), command))
+    raise SystemExit(start(RankProcesses(place, options["servers"], where, options["imports"]), command))
 
 
 @main.command()
 @_port
-@_count("-n --workers", "Number of workers in the job.", most=65536)
-@_count("-s --servers", "Number of servers in the job.", most=65536)
+@_count("-n --workers num_workers", "Number of workers in the job.", most=65536)
+@_count("-s --servers num_servers", "Number of servers in the job.", most=65536)
 @_option("--host", "Address at which the scheduler listens.  [default: 127.0.0.1]")
 @_keys
 @_insecure
@@ -314,18 +224,19 @@ def scheduler(port: int | None, host: str | None, report_fd: int | None, **optio
     The variables KVSTORE_* and DMLC_* set what no option sets. `kvstore run -s` starts scheduler, servers and
     workers in one command.
     """
-    from kvstore.launch.serve import address_option, reporter
-    from kvstore.launch.serve import scheduler as serve
-    from kvstore.settings.environment import process_variables
+    from kvstore.launch import serve
 
-    options |= {"host": host, "scheduler": address_option(host, port, process_variables())}
-    report = reporter(report_fd, click.echo)
-    serve(_environment("scheduler", options), report, launched=report_fd is not None)
+    options |= {"host": host, "scheduler": serve.address_option(host, port)}
+    report = serve.address_reporter(report_fd, click.echo)
+    variables = serve.role_variables("scheduler", options)
+    serve.run_scheduler(variables, report, launched=report_fd is not None)
 
 
 @main.command()
 @_option("--scheduler", "Address of the scheduler, as the scheduler prints it.")
-@_count("--rank", "Rank of this server.  [default: the scheduler assigns one]", least=0, most=65535)
+@_count(
+    "--rank server_rank", "Rank of this server.  [default: the scheduler assigns one]", least=0, most=65535
+)
 @_option("--host", "Address at which this server listens.")
 @_port
 @_keys
@@ -338,9 +249,9 @@ def server(imports: tuple[str, ...], **options: Any) -> None:
 
     The variables KVSTORE_* and DMLC_* set what no option sets.
     """
-    from kvstore.launch.serve import server as serve
+    from kvstore.launch import serve
 
-    serve(_environment("server", options), imports)
+    serve.run_server(serve.role_variables("server", options), imports)
 
 
 @main.command()
@@ -420,7 +331,9 @@ def doctor(as_json: bool, no_tests: bool, speed: bool, **options: Any) -> None:
 
 @main.command()
 @click.argument("job", required=False)
-@_option("--interval", "Seconds between two looks.", type=_Number(0.05, 86400), default=2.0, metavar="S")
+@_option(
+    "--interval", "Seconds between two looks.", type=_FiniteNumber(0.05, 86400), default=2.0, metavar="S"
+)
 @_flag("--once", "Look twice, print what happened in between, and exit.")
 @_flag("--json as_json", "Print one JSON object for each look, in one line.")
 def top(job: str | None, interval: float, once: bool, as_json: bool) -> None:
@@ -443,34 +356,25 @@ def top(job: str | None, interval: float, once: bool, as_json: bool) -> None:
     run(job, interval, once, as_json, click.echo)
 
 
+_BENCH_KEYS = (
+    "resnet50, llama-1b-shapes, or a file: safetensors, of which only names, shapes and types are read; "
+    'JSON, {"name": [64, 3, 7, 7]}; or lines, `name 64,3,7,7 float32`.'
+)
+_BENCH_METHODS = click.Choice(["pushpull", "push-pull"])
+_BENCH_PEERS = "Other libraries: gloo (needs torch), mpi (needs mpi4py), gloo,mpi; auto: those installed."
+
+
 @main.command()
 @_option("--store", "Name for kvstore.create.", default="shared")
 @_count("-n --workers", "Number of processes.  [default: 2, or 1 for a store of one process]", most=64)
 @_count("-s --servers", "Number of parameter servers, for `dist` stores.  [default: 1]", most=64)
-@_option(
-    "--keys",
-    "resnet50, llama-1b-shapes, or a file: safetensors, of which only names, shapes and types are "
-    'read; JSON, {"name": [64, 3, 7, 7]}; or lines, `name 64,3,7,7 float32`.',
-    metavar="NAME|FILE",
-    default="resnet50",
-)
+@_option("--keys", _BENCH_KEYS, metavar="NAME|FILE", default="resnet50")
 @_option("--dtype", "Element type of all keys.  [default: that of the file, or float32]")
 @_option("--compression", "Gradient compression, such as 2bit=0.5.", metavar="TYPE[=THRESHOLD]")
 @_option("--optimizer", "Name of an optimizer, which the store runs.  [default: none]")
-@_option(
-    "--method",
-    "One call, or a push and then a pull.",
-    type=click.Choice(["pushpull", "push-pull"]),
-    default="pushpull",
-)
+@_option("--method", "One call, or a push and then a pull.", type=_BENCH_METHODS, default="pushpull")
 @_count("--rounds", "Rounds; in each, every peer has one turn.", most=10_000, default=10)
-@_option(
-    "--peers",
-    "What is measured beside: gloo (needs torch), mpi (needs mpi4py), both as gloo,mpi. auto: "
-    "what is installed.",
-    metavar="auto|none|NAMES",
-    default="auto",
-)
+@_option("--peers", _BENCH_PEERS, metavar="auto|none|NAMES", default="auto")
 @_option("--json json_file", "Write the result as JSON; - prints it instead.", metavar="FILE")
 @_option("--plot picture", "Draw the times, such as bench.png; needs matplotlib.", metavar="FILE")
 def bench(

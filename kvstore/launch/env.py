@@ -17,13 +17,9 @@ _SECTIONS = ("parameter_server", "wrong_settings", "unknown_variables", "others"
 def findings(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the placement, or the error of its variables, and the launchers that were not chosen.
 
-    Returns
-    -------
-    dict
-        Ready for JSON: the fields of `settings.launchers.Placement`, or ``error``; ``parameter_server``, the
-        fields of `settings.roles.Roles` without keys, or ``error``, or None; ``wrong_settings``, the error of
-        each wrong variable; ``unknown_variables``, a hint for each variable without effect whose name is like
-        one of kvstore; and ``others``, a list of ``launcher`` and ``verdict``.
+    The dictionary has the fields of `settings.launchers.Placement` or ``error``, and `_SECTIONS`: the fields
+    of `settings.roles.Roles` without keys, the error of each wrong variable, a hint for each variable without
+    effect whose name is like one of kvstore, and the verdict on each launcher that was not chosen.
     """
     found: dict[str, Any]
     try:
@@ -31,11 +27,12 @@ def findings(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     except ConfigError as error:
         found = {"error": str(error)}
     others = [{"launcher": name, "verdict": text} for name, text in launchers.alternatives(environment)]
-    sections = (_role(environment), wrong_settings(environment), unknown_variables(environment), others)
+    part, wrong = _server_role(environment), wrong_settings(environment)
+    sections = (part, wrong, unknown_variables(environment), others)
     return found | dict(zip(_SECTIONS, sections, strict=True))
 
 
-def _role(environment: Mapping[str, str] | None) -> dict[str, object] | None:
+def _server_role(environment: Mapping[str, str] | None) -> dict[str, object] | None:
     """Return the role of this process in a job with servers, without its keys."""
     why = ", ".join(roles.signs(environment))
     try:

@@ -44,13 +44,13 @@ class HintingCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except (click.NoSuchOption, click.BadParameter) as error:
-            if hint := self._hint(error, given):
+            if hint := self._hint_for(error, given):
                 raise click.UsageError(hint, ctx) from error
             raise
 
-    def _hint(self, error: click.NoSuchOption | click.BadParameter, given: Sequence[str]) -> str | None:
+    def _hint_for(self, error: click.NoSuchOption | click.BadParameter, given: Sequence[str]) -> str | None:
         """Return the text of the error, if its cause is an option of another launcher."""
-        option = _written(error, given)
+        option = _written_option(error, given)
         name = option.lstrip("-").replace("_", "-")
         if any(option in one.opts for one in self.params):
             return None
@@ -63,7 +63,7 @@ class HintingCommand(click.Command):
         return f"No such option '{option}': {hint}." if hint else None
 
 
-def _written(error: click.NoSuchOption | click.BadParameter, given: Sequence[str]) -> str:
+def _written_option(error: click.NoSuchOption | click.BadParameter, given: Sequence[str]) -> str:
     """Return the option as it was written: click reads -np as -n p, and -ppn as -p -p -n."""
     names: tuple[str, ...]
     if isinstance(error, click.NoSuchOption):

@@ -25,17 +25,17 @@ class OrphanReaper:
             command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
         )
 
-    def add(self, group: int) -> None:
+    def add_group(self, group: int) -> None:
         """Have `group` killed if this process ends before `forget`."""
-        self._send(f"+{group}\n")
+        self._send_line(f"+{group}\n")
 
-    def forget(self, group: int) -> None:
+    def forget_group(self, group: int) -> None:
         """Leave `group` alone: it is gone."""
-        self._send(f"-{group}\n")
+        self._send_line(f"-{group}\n")
 
-    def remove(self, folder: str) -> None:
+    def remove_folder(self, folder: str) -> None:
         """Have a temporary folder and its files removed, if it still exists in the end."""
-        self._send(f"/{folder}\n")
+        self._send_line(f"/{folder}\n")
 
     def close(self) -> None:
         """End the reaper; it kills the groups that it was not told to forget."""
@@ -43,13 +43,13 @@ class OrphanReaper:
         self._process.stdin.close()
         self._process.wait()
 
-    def _send(self, text: str) -> None:
+    def _send_line(self, text: str) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             os.write(self._process.stdin.fileno(), text.encode())
 
 
-def _reap() -> None:
+def _kill_groups() -> None:
     groups: set[int] = set()
     folders: list[str] = []
     for line in sys.stdin:
@@ -70,4 +70,4 @@ def _reap() -> None:
 if __name__ == "__main__":
     for _signal in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(_signal, signal.SIG_IGN)
-    _reap()
+    _kill_groups()

@@ -22,7 +22,7 @@ _KEPT = 4096  # bytes of a line in the tail
 Write = Callable[[bytes], None]
 
 
-class Sink:
+class OutputSink:
     """A stream of this process that is written as far as it accepts data without blocking."""
 
     def __init__(self, fd: int) -> None:
@@ -50,26 +50,26 @@ class Sink:
                 del self._pending[: os.write(self.fd, self._pending[:_PIPE_BUF])]
                 self._taken_at = time.monotonic()
         except OSError as error:
-            self._break("" if error.errno == errno.EPIPE else os.strerror(error.errno or 0))
+            self._mark_broken("" if error.errno == errno.EPIPE else os.strerror(error.errno or 0))
         if self._pending and time.monotonic() > self._taken_at + self._patience:
-            self._break(f"the reader has taken nothing for {self._patience:g} s")
+            self._mark_broken(f"the reader has taken nothing for {self._patience:g} s")
 
-    def _break(self, reason: str) -> None:
+    def _mark_broken(self, reason: str) -> None:
         self.broken, self.reason = True, reason
         self._pending.clear()
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether all data is written."""
         return not self._pending
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether so much data is pending that the launcher should not read more."""
         return len(self._pending) > _FULL
 
 
-class Lines:
+class LineReader:
     """A stream of a process, cut into lines; `write` gets each line with the prefix.
 
     `tail` keeps the last `keep` lines, without the prefix. `longest` is the length at which a line is cut.
@@ -96,7 +96,7 @@ class Lines:
         except BlockingIOError:
             return False
         self.ended = not data
-        self._feed(data)
+        self._split_data(data)
         return bool(data)
 
     def catch_up(self) -> None:
@@ -109,20 +109,20 @@ class Lines:
         """Read the rest and close the stream. A last line without a newline gets one."""
         self.catch_up()
         if self._parts:
-            self._line(b"")
+            self._write_line(b"")
         self.stream.close()
 
-    def _feed(self, data: bytes) -> None:
+    def _split_data(self, data: bytes) -> None:
         *whole, rest = data.split(b"\n")
         for line in whole:
-            self._line(line)
+            self._write_line(line)
         if rest:
             self._parts.append(rest)
             self._length += len(rest)
         if self._length > self.longest:
-            self._line(b"")
+            self._write_line(b"")
 
-    def _line(self, end: bytes) -> None:
+    def _write_line(self, end: bytes) -> None:
         line = b"".join([*self._parts, end])
         self._parts.clear()
         self._length = 0

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from .output import Lines, Sink
+from .output import LineReader, OutputSink
 
 #: Seconds that the readers of the launcher's output have after a signal.
 LAST_WORDS = 0.5
@@ -24,49 +24,49 @@ class OutputRelay:
     """
 
     def __init__(
-        self, numbers: Iterable[signal.Signals], on_signal: Callable[[int], None], out: Sink | None = None
+        self, numbers: Iterable[int], on_signal: Callable[[int], None], out: OutputSink | None = None
     ) -> None:
-        self.out, self.err = out or Sink(1), Sink(2)
+        self.out, self.err = out or OutputSink(1), OutputSink(2)
         self._sinks = [self.out, self.err]
-        self._streams: set[Lines] = set()
+        self._streams: set[LineReader] = set()
         self._selector = selectors.PollSelector()
         self._on_signal = on_signal
         with contextlib.ExitStack() as stack:
             stack.callback(self._selector.close)
-            self._signals = stack.enter_context(_caught(numbers))
+            self._signals = stack.enter_context(_caught_signals(numbers))
             self._selector.register(self._signals, selectors.EVENT_READ, lambda: None)
             self._stack = stack.pop_all()
 
-    def add(self, lines: Lines) -> None:
+    def add_stream(self, lines: LineReader) -> None:
         """Read a stream from now on, unless a sink is full."""
         self._streams.add(lines)
-        self._choose()
+        self._update_watches()
 
-    def drop(self, lines: Lines) -> None:
+    def drop_stream(self, lines: LineReader) -> None:
         """Write what is left in a stream, and close it."""
         if lines in self._streams:
             self._streams.remove(lines)
-            self.forget(lines.stream.fileno())
+            self.stop_watching(lines.stream.fileno())
             lines.close()
 
-    def watch(self, descriptor: int, call: Callable[[], object]) -> None:
+    def watch_descriptor(self, descriptor: int, call: Callable[[], object]) -> None:
         """Call `call` while there is something to read."""
-        self._set(descriptor, selectors.EVENT_READ, call)
+        self._set_watch(descriptor, selectors.EVENT_READ, call)
 
-    def forget(self, descriptor: int) -> None:
+    def stop_watching(self, descriptor: int) -> None:
         """Stop watching; the caller does this before it closes the descriptor."""
-        self._set(descriptor, 0, lambda: None)
+        self._set_watch(descriptor, 0, lambda: None)
 
-    def add_sink(self, sink: Sink) -> None:
+    def add_sink(self, sink: OutputSink) -> None:
         """Write what `sink` holds whenever it can be written."""
         self._sinks.append(sink)
 
-    def drop_sink(self, sink: Sink) -> None:
+    def drop_sink(self, sink: OutputSink) -> None:
         """Stop writing; the caller does this before it closes the descriptor."""
         self._sinks.remove(sink)
-        self.forget(sink.fd)
+        self.stop_watching(sink.fd)
 
-    def turn(self, timeout: float | None, first: Callable[[], None]) -> None:
+    def run_once(self, timeout: float | None, first: Callable[[], None]) -> None:
         """Wait for events for at most `timeout` seconds, call `first`, then handle the events.
 
         Signals are read before `first` polls the processes: the SIGCHLD of a process that ends after that
@@ -81,8 +81,8 @@ class OutputRelay:
             if self._selector.get_map().get(key.fd) == key:  # else closed, and the number used again
                 key.data()
         for lines in [lines for lines in self._streams if lines.ended]:
-            self.drop(lines)
-        self._choose()
+            self.drop_stream(lines)
+        self._update_watches()
 
     def write_out(
         self, turn: Callable[[], None], patience: float, is_interrupted: Callable[[], object]
@@ -95,15 +95,15 @@ class OutputRelay:
         until = math.inf
         for sink in (self.out, self.err):
             sink.lose_after(patience)
-        while not (self.out.empty and self.err.empty) and time.monotonic() < until:
+        while not (self.out.is_empty and self.err.is_empty) and time.monotonic() < until:
             turn()
             if is_interrupted():
                 until = min(until, time.monotonic() + LAST_WORDS)
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether so much output is pending that no more should be read."""
-        return self.out.full or self.err.full
+        return self.out.is_full or self.err.is_full
 
     @property
     def broken(self) -> bool:
@@ -118,19 +118,19 @@ class OutputRelay:
     def close(self) -> None:
         """Restore the signal handlers and close what is open."""
         for lines in list(self._streams):
-            self.drop(lines)
+            self.drop_stream(lines)
         self._stack.close()
 
-    def _choose(self) -> None:
+    def _update_watches(self) -> None:
         """Write what can be written, and read on unless too much is pending."""
         for sink in self._sinks:
             sink.flush()
-            self._set(sink.fd, 0 if sink.empty else selectors.EVENT_WRITE, sink.flush)
-        reading = 0 if self.full else selectors.EVENT_READ
+            self._set_watch(sink.fd, 0 if sink.is_empty else selectors.EVENT_WRITE, sink.flush)
+        reading = 0 if self.is_full else selectors.EVENT_READ
         for lines in self._streams:
-            self._set(lines.stream.fileno(), reading, lines.read)
+            self._set_watch(lines.stream.fileno(), reading, lines.read)
 
-    def _set(self, fd: int, event: int, call: Callable[[], object]) -> None:
+    def _set_watch(self, fd: int, event: int, call: Callable[[], object]) -> None:
         watched = fd in self._selector.get_map()
         if event and not watched:
             self._selector.register(fd, event, call)
@@ -139,7 +139,7 @@ class OutputRelay:
 
 
 @contextlib.contextmanager
-def _caught(numbers: Iterable[signal.Signals]) -> Iterator[int]:
+def _caught_signals(numbers: Iterable[int]) -> Iterator[int]:
     """Write the signals as bytes to a pipe; yields its reading end."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

@@ -103,7 +103,7 @@ def tied_to(parent: int) -> Callable[[], None]:
     The kernel observes the thread that has started the process, so that thread must outlive the process. A
     parent that has ended before the call is detected too.
     """
-    prctl = _prctl()  # found now: between fork and exec there should be little to do
+    prctl = _prctl()  # loaded now: between fork and exec there should be little to do
 
     def tie() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -62,9 +62,9 @@ class Rendezvous:
         """
         with contextlib.ExitStack() as created:
             if self.folder is not None:
-                if _created(self.folder.parent):
+                if _create_folder(self.folder.parent):
                     created.callback(_remove_empty, self.folder.parent)
-                if not _created(self.folder):
+                if not _create_folder(self.folder):
                     raise ConfigError(
                         f"{self.folder} already exists: a job of this name is running, or was killed; remove "
                         "the folder, or set KVSTORE_JOB to a new text in all ranks"
@@ -107,12 +107,8 @@ def meeting(
     """Return where the ranks of a job find the scheduler.
 
     On one host it is a unix socket without a file. On several hosts it is the given address; or the folder;
-    or, under Slurm, the first host, at a port that is computed from the name of the job.
-
-    Raises
-    ------
-    ConfigError
-        None of these is given on several hosts, or there are no keys, or the folder cannot be one.
+    or, under Slurm, the first host, at a port that is computed from the name of the job. ConfigError is
+    raised if none of these is given, there are no keys, or the folder cannot be one.
     """
     if scheduler is not None and folder is not None:
         raise ConfigError("--scheduler and --meet contradict each other: give one of them")
@@ -123,10 +119,10 @@ def meeting(
             )
         above = Path(folder).absolute()
         _check_folder(above)
-        own = above / f"kvstore-{_hashed(place.job)[:16]}"
-        return Rendezvous(place.job, addresses.tcp(_host(environment), 0), own, own)
+        own = above / f"kvstore-{_job_digest(place.job)[:16]}"
+        return Rendezvous(place.job, addresses.tcp(_own_address(environment), 0), own, own)
     if scheduler is None and place.local_size == place.size:
-        return Rendezvous(place.job, f"ipc://@kvstore/{_hashed(place.job)[:32]}/scheduler")
+        return Rendezvous(place.job, f"ipc://@kvstore/{_job_digest(place.job)[:32]}/scheduler")
     address = scheduler or _slurm_address(place, environment)
     addresses.check("--scheduler", address)
     if not addresses.split(address)[1]:
@@ -162,7 +158,7 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _created(folder: Path) -> bool:
+def _create_folder(folder: Path) -> bool:
     """Create a folder that only its owner can read; return False if it exists."""
     try:
         folder.mkdir(mode=0o700)
@@ -174,8 +170,7 @@ def _created(folder: Path) -> bool:
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove a folder, unless another job uses it."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # another job uses it
         folder.rmdir()
 
 
@@ -187,18 +182,15 @@ def _slurm_address(place: Placement, environment: Mapping[str, str]) -> str:
             "rank 0"
         )
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "")
-    port = _FIRST_PORT + int(_hashed(place.job)[:8], 16) % _PORTS
+    port = _FIRST_PORT + int(_job_digest(place.job)[:8], 16) % _PORTS
     return addresses.tcp(first_node(nodes), port)
 
 
-def _host(environment: Mapping[str, str]) -> str:
+def _own_address(environment: Mapping[str, str]) -> str:
     """Return the address at which other hosts find a scheduler of this host."""
     if variable := first_set(environment, SETTINGS["host"].names()):
         return environment[variable]
-    prefix = environment.get("DMLC_INTERFACE", "")
-    found = [one for name, one in addresses.interfaces().items() if name.startswith(prefix)]
-    outward = [one for one in found if prefix or not addresses.is_loopback(one)]
-    return outward[0] if outward else addresses.loopback()
+    return addresses.outward_address(environment.get("DMLC_INTERFACE", ""))
 
 
 def _is_local(address: str) -> bool:
@@ -209,6 +201,6 @@ def _is_local(address: str) -> bool:
     return number is not None and addresses.is_loopback(number)
 
 
-def _hashed(job: str) -> str:
+def _job_digest(job: str) -> str:
     """Return a text for the name of a job that differs between users."""
     return hashlib.sha256(f"{os.getuid()}:{job}".encode()).hexdigest()

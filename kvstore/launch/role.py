@@ -18,12 +18,12 @@ from kvstore.settings import launchers
 from kvstore.settings.environment import process_variables
 from kvstore.settings.launchers import Placement
 
-from .child_process import ProcessRole, ProcessSpec, SupervisedProcess, ask_session
+from .child_process import LocalProcess, ProcessRole, ProcessSpec, ask_session
 from .local_host import LocalHost
 from .orphan_reaper import OrphanReaper
-from .process import adopt_orphans, is_stopped, started, unstartable
+from .process import adopt_orphans, started, unstartable
 from .rendezvous import Rendezvous
-from .service import variables_of
+from .service import COMMAND, service_command, variables_of
 from .supervisor import Stage, Supervisor
 
 _BEAT = 1.0  # seconds between two looks at our parent: some launchers, if killed, leave their ranks running
@@ -31,10 +31,9 @@ _BEAT = 1.0  # seconds between two looks at our parent: some launchers, if kille
 
 @dataclass(frozen=True)
 class RankProcesses:
-    """The processes of one rank.
+    """The processes of one rank; the `servers` of the job are spread evenly over the ranks.
 
-    The ranks run the `servers` of the job, spread evenly. Servers import the modules `imports`. All processes
-    find the scheduler at `meeting`.
+    Servers import the modules `imports`. All processes find the scheduler at `meeting`.
     """
 
     place: Placement
@@ -42,30 +41,19 @@ class RankProcesses:
     meeting: Rendezvous
     imports: tuple[str, ...] = ()
 
-    @property
-    def worker(self) -> ProcessRole:
-        """The role of the program."""
-        return ProcessRole("worker", self.place.rank)
-
-    def services(self) -> list[ProcessRole]:
+    def service_roles(self) -> list[ProcessRole]:
         """Return the servers that this rank runs; on the first rank the scheduler precedes them."""
         size, rank = self.place.size, self.place.rank
         servers = [ProcessRole("server", n) for n in range(self.servers) if n * size // self.servers == rank]
         return [ProcessRole("scheduler", 0), *servers] if rank == 0 else servers
 
-    def environment(self, part: ProcessRole, base: Mapping[str, str], address: str) -> dict[str, str]:
-        """Return the variables of a process of this rank."""
-        found = variables_of(part, base, self.place.size, self.servers, address)
+    def variables_for(self, part: ProcessRole, address: str) -> dict[str, str]:
+        """Return the variables of a process of this rank; `address` is that of the scheduler."""
+        found = variables_of(part, process_variables(), self.place.size, self.servers, address)
         return found | self.meeting.variables(part) | {"KVSTORE_SCHEDULER": address}
 
-    def command(self, part: ProcessRole) -> list[str]:
-        """Return the command line of the scheduler or of a server."""
-        words = [sys.executable, "-m", "kvstore.launch", part.role]
-        names = self.imports if part.role == "server" else ()
-        return words + [word for name in names for word in ("--import", name)]
 
-
-def placed() -> Placement:
+def launched_place() -> Placement:
     """Return the rank of this process; raise ConfigError if no launcher of ranks has started it."""
     place = launchers.detect()
     if place.launcher in ("none", "kvstore"):
@@ -85,18 +73,19 @@ def run(rank: RankProcesses, command: Sequence[str]) -> int:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    if rank.services():
+    if rank.service_roles():
         adopt_orphans()
         with contextlib.closing(OrphanReaper()) as reaper:
-            return _Rank(rank, command, reaper).run()
-    environment = rank.environment(rank.worker, process_variables(), rank.meeting.wait_for_address())
+            return _RankSupervisor(rank, command, reaper).run()
+    part, address = ProcessRole("worker", rank.place.rank), rank.meeting.wait_for_address()
+    environment = rank.variables_for(part, address)
     try:
         os.execvpe(command[0], list(command), environment)  # noqa: S606 - the user's own command, without a shell
     except OSError as error:
         raise unstartable(command, error) from error
 
 
-class _Program(SupervisedProcess):
+class _RankProgram(LocalProcess):
     """The program of a rank. It inherits all streams and descriptors that the launcher has opened for it.
 
     It has a session of its own: a signal to the group of this process reaches it once, from this process.
@@ -104,36 +93,29 @@ class _Program(SupervisedProcess):
     """
 
     def __init__(self, part: ProcessRole, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        super().__init__(part)
-        self._process = started(command, env=environment, close_fds=False)
+        super().__init__(part, started(command, env=environment, close_fds=False))
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether the program has ended; kill it when its time is over."""
         if self.code is None and self._kill_at is not None and time.monotonic() > self._kill_at:
             self._process.kill()
-        if self.code is None and (code := self._process.poll()) is not None:
-            self.code, self.seconds = code, time.monotonic() - self._started
-        return self.code is not None
+        return super().has_ended()
 
-    def is_stopped(self) -> bool:
-        """Return whether the program is stopped."""
-        return is_stopped(self._process.pid)
-
-    def end(self, number: int, patience: float | None = None) -> None:
+    def end_with(self, number: int, patience: float | None = None) -> None:
         """Send a signal to the program."""
-        super().end(number, patience)
+        super().end_with(number, patience)
         self._process.send_signal(number)
 
-    def ask(self, number: int) -> None:
+    def ask_for_report(self, number: int) -> None:
         """Ask the program and its processes for their stacks or timelines."""
-        ask_session(self._process.pid, number)
+        ask_session(self.group, number)
 
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Return whether the program has ended."""
         return self.code is not None
 
 
-class _Rank(Supervisor):
+class _RankSupervisor(Supervisor):
     """A rank that runs servers or the scheduler besides its program."""
 
     command, kills_at_second_signal = "kvstore role", False
@@ -142,7 +124,7 @@ class _Rank(Supervisor):
         super().__init__()
         self._rank, self._program = rank, command
         self._parent = os.getppid()
-        self._clear: Callable[[], None] | None = None  # removes what this rank has created for all ranks
+        self._clear: Callable[[], None] | None = None  # removes the folder of the rendezvous
         self.hosts = LocalHost(self.relay, reaper, prefix=True)
 
     def run(self) -> int:
@@ -152,46 +134,45 @@ class _Rank(Supervisor):
             if self._clear is not None:
                 self._clear()
 
-    def begin(self) -> None:
+    def start_first(self) -> None:
         rank = self._rank
         if rank.place.rank or rank.meeting.folder is None:
             self.stage = Stage.RUNNING
             self.start_all(rank.meeting.wait_for_address())
             return
         self._clear = rank.meeting.prepare(rank.place.size, rank.servers)
-        self.open()
+        self.await_address()
         self._start_service(ProcessRole("scheduler", 0), rank.meeting.scheduler)
 
     def start_all(self, address: str) -> None:
         if self._clear is not None:
             self._rank.meeting.write_address(address)
         started_parts = [process.part for process in self.running]
-        for part in self._rank.services():
+        for part in self._rank.service_roles():
             if part not in started_parts:
                 self._start_service(part, address)
-        part = self._rank.worker
-        environment = self._rank.environment(part, process_variables(), address)
-        self.add(_Program(part, self._program, environment))
+        part = ProcessRole("worker", self._rank.place.rank)
+        self.add_process(_RankProgram(part, self._program, self._rank.variables_for(part, address)))
 
     def _start_service(self, part: ProcessRole, address: str) -> None:
-        environment = self._rank.environment(part, process_variables(), address)
+        environment = self._rank.variables_for(part, address)
         report = self.on_address if part.role == "scheduler" else None
-        spec = ProcessSpec(part, self._rank.command(part), environment, on_address=report)
-        self.add(self.hosts.start(spec))
+        command = service_command(COMMAND, part, self._rank.imports)
+        self.add_process(self.hosts.start_process(ProcessSpec(part, command, environment, on_address=report)))
 
-    def beat(self) -> float | None:
+    def loop_timeout(self) -> float | None:
         return _BEAT
 
-    def poll(self) -> None:
-        super().poll()
-        if os.getppid() != self._parent and not self.ending:
-            self.fail("its launcher has ended")
+    def poll_processes(self) -> None:
+        super().poll_processes()
+        if os.getppid() != self._parent and not self.is_ending:
+            self.fail_job("its launcher has ended")
 
-    def fail(self, text: str) -> None:
+    def fail_job(self, text: str) -> None:
         """Write the reason at once: the launcher may kill this process."""
         if self.left:
-            self.say(text)
-        super().fail(text)
+            self.write_message(text)
+        super().fail_job(text)
 
     def check_output(self) -> None:
         """Fail only at the end: the program does not write through this process."""

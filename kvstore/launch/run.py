@@ -76,24 +76,10 @@ def run(
 ) -> int:
     """Run `command` in `workers` processes, wait for all of them, and return the exit code of the job.
 
-    It is 0, the code of the process that has failed first, or 128 and the signal. Call it from the main
-    thread.
-
-    Parameters
-    ----------
-    restarts : int
-        Number of failed workers that are started again before a failure ends the job.
-    prefix : bool
-        Whether each line of output begins with the name of its process.
-    service : Service, optional
-        Servers and a scheduler for the job.
-    hosts : Hosts, optional
-        The hosts of the processes; None: this host.
-
-    Raises
-    ------
-    ConfigError
-        A program cannot be started, or `service` or `hosts` are wrong.
+    It is 0, the code of the process that has failed first, or 128 and the signal. `restarts` failed workers
+    are started again. With `prefix` each line of output begins with the name of its process. The processes
+    run on `hosts`; None: on this host. ConfigError is raised if a program cannot be started, or `service` or
+    `hosts` are wrong. Call it from the main thread.
     """
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # None if the parent has closed it
@@ -102,81 +88,79 @@ def run(
     with contextlib.closing(OrphanReaper()) as reaper, contextlib.ExitStack() as stack:
         if service is not None and service.scheduler_restarts and not service.journal:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvstore-journal-"))
-            reaper.remove(folder)
+            reaper.remove_folder(folder)
             service = dataclasses.replace(service, journal=folder)
-        name, layout = new_job(), hosts.layout if hosts else None
-        services = (
-            ServiceProcesses(service, workers, name, layout.address if layout else None) if service else None
-        )
-        return _Job(name, command, workers, restarts, prefix, reaper, services, hosts).run()
+        return _JobSupervisor(command, workers, restarts, prefix, reaper, service, hosts).run()
 
 
-class _Job(Supervisor):
+class _JobSupervisor(Supervisor):
     command, leave = "kvstore run", _LEAVE
 
     def __init__(
         self,
-        name: str,
         command: Sequence[str],
         workers: int,
         restarts: int,
         prefix: bool,
         reaper: OrphanReaper,
-        services: ServiceProcesses | None,
+        service: Service | None,
         hosts: Hosts | None,
     ) -> None:
-        super().__init__()
-        self._name, self._program, self._size, self._services = name, command, workers, services
+        self._name, self._program, self._size = new_job(), command, workers
+        self._layout = hosts.layout if hosts else None
+        self._variables = hosts.variables if hosts else process_variables()
+        self._services: ServiceProcesses | None = None
         self._most_restarts = {"worker": restarts}
-        if services is not None:
-            self._most_restarts["server"] = services.service.restarts
-            self._most_restarts["scheduler"] = services.service.scheduler_restarts
+        if service is not None:
+            address = self._layout.address if self._layout else None
+            self._services = ServiceProcesses(service, workers, self._name, address)
+            self._most_restarts |= {"server": service.restarts, "scheduler": service.scheduler_restarts}
+        super().__init__()  # after the checks: it handles signals from now on
         self._restarts: dict[ProcessRole, int] = {}
         self._scheduler: SupervisedProcess | None = None
         self._tail: Sequence[bytes] = ()  # the last lines of a lost connection
-        self._layout = hosts.layout if hosts else None
-        self._variables = hosts.variables if hosts else process_variables()
-        self.hosts = (
-            RemoteHosts(hosts, self.relay, reaper, prefix) if hosts else LocalHost(self.relay, reaper, prefix)
-        )
+        if hosts is None:
+            self.hosts = LocalHost(self.relay, reaper, prefix)
+        else:
+            self.hosts = RemoteHosts(hosts, self.relay, reaper, prefix)
         start_log("launcher", _RelayedLog(self.relay))
 
     # -------------------------------------------------------------------------------------------- starting
 
-    def begin(self) -> None:
+    def start_first(self) -> None:
         if not self.hosts.ready:
             return
         if self._services is None:
             self.stage = Stage.RUNNING
             self.start_all("")
         else:
-            self.open()
-            self._start(ProcessRole("scheduler", 0))
+            self.await_address()
+            self._start_part(ProcessRole("scheduler", 0))
 
     def start_all(self, address: str) -> None:
         if self._services is not None:
             self._services.address = address
             for rank in range(self._services.service.servers):
-                self._start(ProcessRole("server", rank))
+                self._start_part(ProcessRole("server", rank))
         for rank in range(self._size):
-            self._start(ProcessRole("worker", rank))
+            self._start_part(ProcessRole("worker", rank))
 
-    def _start(self, part: ProcessRole) -> None:
+    def _start_part(self, part: ProcessRole) -> None:
         services, report = self._services, self.on_address if part.role == "scheduler" else None
-        keys = services.keys(part) if services else None
-        command = services.command(part) if services and part.role != "worker" else self._program
-        process = self.hosts.start(ProcessSpec(part, command, self._environment(part), keys, report))
+        keys = services.keys_for(part) if services else None
+        command = services.command_for(part) if services and part.role != "worker" else self._program
+        process = self.hosts.start_process(ProcessSpec(part, command, self._variables_of(part), keys, report))
         log.info("%s started%s", part.name, process.place)
-        self.add(process)
+        self.add_process(process)
         if part.role == "scheduler":
             self._scheduler = process
 
-    def _environment(self, part: ProcessRole) -> dict[str, str]:
+    def _variables_of(self, part: ProcessRole) -> dict[str, str]:
         chosen = {"PYTHONUNBUFFERED": "1", **self._variables}
         for name in outer_variables(chosen):
             del chosen[name]
         if self._services:
-            chosen = self._services.environment(part, chosen)
+            chosen = self._services.variables_for(part, chosen)
         restart = self._restarts.get(part, 0)
         if part.role != "worker":
             return chosen | {"KVSTORE_RESTART": str(restart)}
@@ -189,21 +173,21 @@ class _Job(Supervisor):
 
     # --------------------------------------------------------------------------------------------- waiting
 
-    def beat(self) -> float | None:
-        return _BEAT if self.hosts.remote or not self.left else super().beat()
+    def loop_timeout(self) -> float | None:
+        return _BEAT if self.hosts.remote or not self.left else super().loop_timeout()
 
-    def poll(self) -> None:
-        super().poll()
-        loss = self.hosts.look()
-        if self.ending:
+    def poll_processes(self) -> None:
+        super().poll_processes()
+        loss = self.hosts.check_connections()
+        if self.is_ending:
             return
         if loss is not None and loss.lost and not self.asked:
             self._tail = loss.tail
-            self.fail(loss.lost)
+            self.fail_job(loss.lost)
         elif self.stage is Stage.REACHING:
-            self.begin()
+            self.start_first()
 
-    def blamable(self, running: list[SupervisedProcess]) -> list[SupervisedProcess]:
+    def possible_causes(self, running: list[SupervisedProcess]) -> list[SupervisedProcess]:
         """Exclude restarted processes: they may be looking for those that are gone."""
         return [process for process in running if not self._restarts.get(process.part)]
 
@@ -218,8 +202,8 @@ class _Job(Supervisor):
         needed = role == "scheduler" or (self.leaving is None and not self.causes.deserted)
         if done < most and needed and self.stage is Stage.RUNNING:
             self._restarts[process.part] = self._restarts.get(process.part, 0) + 1
-            self.say(f"{process.how}; restarting it ({done + 1} of {most})")
-            self._start(process.part)
+            self.write_message(f"{process.end_sentence}; restarting it ({done + 1} of {most})")
+            self._start_part(process.part)
         else:
             super().on_failure(process)
 
@@ -235,13 +219,13 @@ class _Job(Supervisor):
         if self.failure:
             lines = self.failed.tail if self.failed else self._tail
             how = "; its stderr ended with:" if lines else ", with an empty stderr" if self.failed else ""
-            self.say(self.failure + how)
+            self.write_message(self.failure + how)
             for line in lines:
                 self.relay.err.write(line + b"\n")
         elif self.signal is None and self._scheduler is not None and self._scheduler.code == DESERTED:
-            self.say(
+            self.write_message(
                 "no worker has created a store on the servers, so they were not used: create 'dist_sync' (or "
                 "another store on servers) in the program, or omit -s"
             )
         elif self.signal:
-            self.say(f"all workers are ended, because of {signal_name(self.signal)}")
+            self.write_message(f"all workers are ended, because of {signal_name(self.signal)}")

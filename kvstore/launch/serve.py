@@ -11,50 +11,55 @@ from typing import NoReturn
 
 from kvstore.errors import ConfigError, KVStoreError
 from kvstore.settings import addresses, roles
+from kvstore.settings.definitions import SETTINGS
+from kvstore.settings.environment import first_set, process_variables
 from kvstore.settings.parameter_server import ps_config
 
 from .process import DESERTED
 from .signals import write_timeline
 
-_ALL = ("0.0.0.0", "::")  # noqa: S104 - only compared with
-#: Variables that an option replaces, by the variable of that option.
+#: Variables that an option replaces besides the aliases of its setting.
 _REPLACED = {
-    "KVSTORE_SCHEDULER": ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_LOCAL"),
-    "KVSTORE_NUM_WORKERS": ("DMLC_NUM_WORKER",),
-    "KVSTORE_NUM_SERVERS": ("DMLC_NUM_SERVER",),
-    "KVSTORE_ROLE": ("DMLC_ROLE",),
-    "KVSTORE_KEYS_FILE": ("KVSTORE_KEYS_FD",),
+    "scheduler": ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_LOCAL"),
+    "keys_file": ("KVSTORE_KEYS_FD",),
 }
 
 
-def environment_with(options: Mapping[str, object], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables, with those of the options of the command; None leaves a variable as it is."""
+def role_variables(role: str, options: Mapping[str, object]) -> dict[str, str]:
+    """Return the variables of this process, with its role and the options of the command, named as settings.
+
+    None leaves a variable as it is.
+    """
+    options = {**options, "role": role, "insecure": 1 if options["insecure"] else None}
     given = {name: str(value) for name, value in options.items() if value is not None}
-    replaced = {alias for name in given for alias in _REPLACED.get(name, ())}
-    return {name: value for name, value in environment.items() if name not in replaced} | given
+    replaced = {alias for name in given for alias in (*SETTINGS[name].names()[1:], *_REPLACED.get(name, ()))}
+    kept = {variable: text for variable, text in process_variables().items() if variable not in replaced}
+    return kept | {SETTINGS[name].variable: text for name, text in given.items()}
 
 
-def address_option(host: str | None, port: int | None, environment: Mapping[str, str]) -> str | None:
+def address_option(host: str | None, port: int | None) -> str | None:
     """Return the address of --host and --port; None if neither is given and a variable has the address.
 
     A host that means all addresses is replaced by the first address that other hosts can reach.
     """
-    has_variable = any(environment.get(name) for name in ("KVSTORE_SCHEDULER", "DMLC_PS_ROOT_URI"))
-    if host is None and port is None and has_variable:
+    variable = first_set(process_variables(), ("KVSTORE_SCHEDULER", "DMLC_PS_ROOT_URI"))
+    if host is None and port is None and variable:
         return None
     host = host or addresses.loopback()
-    if addresses.resolved(host) in _ALL:
-        outward = (one for one in addresses.interfaces().values() if not addresses.is_loopback(one))
-        host = next(outward, addresses.loopback())
+    number = addresses.resolved(host)
+    if number is not None and addresses.is_wildcard(number):
+        host = addresses.outward_address()
     return addresses.tcp(host, port or 0)
 
 
-def scheduler(environment: Mapping[str, str], report: Callable[[str], None], launched: bool = False) -> None:
+def run_scheduler(
+    environment: Mapping[str, str], report: Callable[[str], None], launched: bool = False
+) -> None:
     """Run the scheduler; `report` is called with its address when other processes can connect.
 
     With `launched`, a scheduler to which no worker has connected ends on SIGTERM with the code `DESERTED`.
     """
-    found = _roles(environment, "kvstore scheduler")
+    found = _found_roles(environment, "kvstore scheduler")
     from kvstore.stores.parameter_server import role_process
 
     def bound(address: str) -> None:
@@ -74,17 +79,17 @@ def _report_if_deserted(deserted: Callable[[], bool]) -> None:
     signal.signal(signal.SIGTERM, end)
 
 
-def server(environment: Mapping[str, str], imports: Sequence[str]) -> None:
+def run_server(environment: Mapping[str, str], imports: Sequence[str]) -> None:
     """Run a server, after the import of the modules that register its optimizers and codecs."""
-    found = _roles(environment, "kvstore server")
+    found = _found_roles(environment, "kvstore server")
     for name in imports:
-        _import(name)
+        _import_module(name)
     from kvstore.stores.parameter_server import role_process
 
     role_process.serve_server(found, ps_config(environment))
 
 
-def _import(name: str) -> None:
+def _import_module(name: str) -> None:
     try:
         importlib.import_module(name)
     except ImportError as error:
@@ -94,7 +99,7 @@ def _import(name: str) -> None:
         ) from error
 
 
-def reporter(descriptor: int | None, show: Callable[[str], None]) -> Callable[[str], None]:
+def address_reporter(descriptor: int | None, show: Callable[[str], None]) -> Callable[[str], None]:
     """Return a function that writes the address to the descriptor of a launcher; `show` without one."""
     if descriptor is None:
         return show
@@ -125,7 +130,7 @@ def _check_writable(descriptor: int) -> None:
         raise ConfigError(f"--report-fd {descriptor} is open for reading only: name one to write to")
 
 
-def _roles(environment: Mapping[str, str], command: str) -> roles.Roles:
+def _found_roles(environment: Mapping[str, str], command: str) -> roles.Roles:
     """Return the role of this process and its job."""
     found = roles.find(environment, command)
     if found is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from .certificates import Certificates, write_to_memory
 from .child_process import ProcessRole
 from .hosts.remote_hosts import Hosts
 
+#: The `kvstore` command.
+COMMAND = (sys.executable, "-m", "kvstore.launch")
 #: Variables that give a process its place among the workers; a server must not have them.
 _PLACE = LAUNCHERS[0].signs
 #: By default glibc maps and unmaps the memory of each large message: a third of the time of a receive.
@@ -31,27 +33,11 @@ _LEFT_BEHIND = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "KVSTORE_KEYS_FD", "KVS
 
 @dataclass(frozen=True)
 class Service:
-    """Servers and a scheduler, on this host or on those of --hosts; the options are those of `kvstore run`.
+    """Servers and a scheduler; the options are those of `kvstore run`.
 
-    Attributes
-    ----------
-    host : str
-        Address of the scheduler and the servers over tcp.
-    import_path : str
-        An additional folder for the modules `imports`, which servers import.
-    snapshot, journal : str
-        Folders; empty: none.
-    snapshot_interval : float or None
-        Seconds; None: the default.
-    restarts, scheduler_restarts : int
-        How many failed servers are started again; how often a failed scheduler is.
-    program : tuple of str
-        The command whose subcommands are ``scheduler`` and ``server``.
-
-    Raises
-    ------
-    ConfigError
-        The options contradict each other.
+    The servers search the modules `imports` in the folder `import_path` too. `restarts` counts failed
+    servers, `scheduler_restarts` failures of the scheduler. The subcommands ``scheduler`` and ``server`` are
+    those of `program`. ConfigError is raised if the options contradict each other.
     """
 
     servers: int
@@ -66,13 +52,11 @@ class Service:
     restarts: int = 0
     journal: str = ""
     scheduler_restarts: int = 0
-    program: tuple[str, ...] = field(default=(sys.executable, "-m", "kvstore.launch"))
+    program: tuple[str, ...] = COMMAND
 
     def __post_init__(self) -> None:
         if self.secure and self.insecure:
             raise ConfigError("--secure and --insecure contradict each other: give one of them")
-        if self.transport not in ("tcp", "ipc"):
-            raise ConfigError(f"transport must be tcp or ipc, got {self.transport!r}")
         if self.transport == "ipc" and self.host != addresses.loopback():
             raise ConfigError("--transport ipc takes no --host: unix sockets work on this machine only")
         if self.restarts and not self.snapshot:
@@ -81,7 +65,7 @@ class Service:
             )
 
     @property
-    def encrypted(self) -> bool:
+    def is_encrypted(self) -> bool:
         """Whether the job gets keys: on request, and if other hosts can connect."""
         if self.insecure or self.transport == "ipc":
             return self.secure
@@ -103,17 +87,14 @@ class ServiceProcesses:
         self._workers, self._job, self._address_of = workers, job, address_of
         #: The address that the scheduler has reported.
         self.address = ""
-        self._certificates = Certificates(workers, service.servers) if service.encrypted else None
-        self._check()
+        self._certificates = Certificates(workers, service.servers) if service.is_encrypted else None
+        self._check_scheduler()
 
-    def command(self, part: ProcessRole) -> list[str]:
+    def command_for(self, part: ProcessRole) -> list[str]:
         """Return the command line of the scheduler or of a server."""
-        if part.role == "scheduler":
-            return [*self.service.program, "scheduler"]
-        imports = [word for name in self.service.imports for word in ("--import", name)]
-        return [*self.service.program, "server", *imports]
+        return service_command(self.service.program, part, self.service.imports)
 
-    def environment(self, part: ProcessRole, base: Mapping[str, str]) -> dict[str, str]:
+    def variables_for(self, part: ProcessRole, base: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of a process: those of `base`, and its role."""
         service, address = self.service, self.address
         if not address:  # a free port, or a name that only this job uses
@@ -126,33 +107,34 @@ class ServiceProcesses:
             "KVSTORE_HOST": self._address_of(part) if self._address_of else service.host,
             "KVSTORE_PORT": "0",
             "KVSTORE_INSECURE": str(int(service.insecure)),
-            **self._options(part, base),
+            **self._option_variables(part, base),
         }
 
-    def keys(self, part: ProcessRole) -> Keys | None:
+    def keys_for(self, part: ProcessRole) -> Keys | None:
         """Return the keys of a process; None without encryption."""
         return self._certificates.of(part.role, part.rank) if self._certificates else None
 
-    def _check(self) -> None:
+    def _check_scheduler(self) -> None:
         """Raise the errors of the scheduler before any process is started."""
         part = ProcessRole("scheduler", 0)
-        environment = self.environment(part, process_variables())
+        environment = self.variables_for(part, process_variables())
         ps_config(environment)
         if self._address_of is not None:  # the scheduler runs on another host, and checks itself
             return
-        if addresses.resolved(self.service.host) in ("0.0.0.0", "::"):  # noqa: S104 - refused
+        number = addresses.resolved(self.service.host)
+        if number is not None and addresses.is_wildcard(number):
             raise ConfigError(
                 f"--host {self.service.host} is not an address at which other processes can reach the "
                 f"servers; the interfaces are {addresses.told(addresses.interfaces())}"
             )
         with contextlib.ExitStack() as stack:
-            if (keys := self.keys(part)) is not None:
+            if (keys := self.keys_for(part)) is not None:
                 descriptor = write_to_memory(keys)
                 stack.callback(os.close, descriptor)
                 environment["KVSTORE_KEYS_FD"] = str(descriptor)
             roles.find(environment)
 
-    def _options(self, part: ProcessRole, base: Mapping[str, str]) -> dict[str, str]:
+    def _option_variables(self, part: ProcessRole, base: Mapping[str, str]) -> dict[str, str]:
         service, found = self.service, {}
         if service.snapshot:
             found["KVSTORE_SNAPSHOT"] = str(Path(service.snapshot).absolute())
@@ -164,6 +146,12 @@ class ServiceProcesses:
         if part.role == "server" and service.imports and service.import_path:
             found["PYTHONPATH"] = os.pathsep.join(filter(None, (service.import_path, base.get("PYTHONPATH"))))
         return found
+
+
+def service_command(program: Sequence[str], part: ProcessRole, imports: Sequence[str]) -> list[str]:
+    """Return the command line of the scheduler or of a server, which imports the modules `imports`."""
+    names = imports if part.role == "server" else ()
+    return [*program, part.role, *(word for name in names for word in ("--import", name))]
 
 
 def variables_of(
@@ -202,10 +190,10 @@ def service_of_options(
     if given.get("scheduler_restarts") and not given.get("journal") and (journal := text_of("journal")):
         given["journal"] = journal
     if hosts is not None:
-        for name, value in (("transport", "ipc"), ("host", given.get("host"))):
-            if name in given and given[name] == value:
+        for name in ("transport", "host"):
+            if name in given and given[name] != "tcp":
                 raise ConfigError(
-                    f"--{name} {value} is for one machine: with --hosts servers run on the hosts"
+                    f"--{name} {given[name]} is for one machine: with --hosts servers run on the hosts"
                 )
         given |= {"host": hosts.layout.addresses[0], "program": (hosts.python, "-m", "kvstore.launch")}
         if given.get("scheduler_restarts") and not given.get("journal"):

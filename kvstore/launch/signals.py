@@ -52,7 +52,7 @@ def for_command() -> None:
 
 
 @contextlib.contextmanager
-def deferred() -> Iterator[None]:
+def deferred_signals() -> Iterator[None]:
     """Defer signals inside the block; their handlers, which can raise, are called at its end."""
     if threading.current_thread() is not threading.main_thread():
         yield

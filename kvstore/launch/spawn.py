@@ -23,17 +23,17 @@ from kvstore.settings.descriptors import occupy_standard
 from kvstore.settings.environment import changed_variables, process_variables
 from kvstore.settings.torch_variables import MasterPort, outer_variables, torch_variables
 
-from .causes import Causes
+from .causes import FailureCauses
 from .child_process import ProcessRole, SupervisedProcess
 from .process import describe_end, grace, is_stopped, new_job, tied_to, worker_variables
-from .signals import deferred
+from .signals import deferred_signals
 
 _LONGEST = 32_000  # bytes of a traceback: less than a pipe holds, so that a worker never blocks on it
 _LOOK = 0.05  # seconds between two polls of a process that is about to end
 _UNGUARDED = 79  # exit code of a worker whose script calls `spawn` while the worker imports it
 
 
-class _Worker(SupervisedProcess):
+class _SpawnedWorker(SupervisedProcess):
     """A process that calls `fn`, and the pipe on which it reports how `fn` has failed."""
 
     def __init__(
@@ -43,10 +43,10 @@ class _Worker(SupervisedProcess):
         context = multiprocessing.get_context("spawn")
         self._report, report = context.Pipe(duplex=False)
         self._process: SpawnProcess = context.Process(
-            target=_body, args=(fn, tuple(args), report, os.getpid()), name=f"kvstore-worker-{rank}"
+            target=_call_function, args=(fn, tuple(args), report, os.getpid()), name=f"kvstore-worker-{rank}"
         )
-        # It has the variables before it imports anything. SIGINT is blocked until `_body` handles it, so
-        # that it does not interrupt an import.
+        # It has the variables before it imports anything. SIGINT is blocked until `_call_function` runs,
+        # so that it does not interrupt an import.
         resource_tracker.ensure_running()  # if `start` began it, that would unblock SIGINT
         with report, changed_variables(job), _without_sigint():
             self._process.start()
@@ -62,7 +62,7 @@ class _Worker(SupervisedProcess):
         except OSError:  # before Linux 5.3
             return self._process.sentinel
 
-    def reap(self) -> int:
+    def wait_for_end(self) -> int:
         """Wait for the end of the process, and return its exit code."""
         self._process.join()
         self.code = self._process.exitcode or 0
@@ -74,7 +74,7 @@ class _Worker(SupervisedProcess):
         """Return whether the process is stopped, as after SIGSTOP."""
         return is_stopped(self._process.pid or 0)
 
-    def error(self) -> WorkerError | ConfigError:
+    def end_error(self) -> WorkerError | ConfigError:
         """Return the error of the ended process."""
         if self.code == _UNGUARDED and not self.tail:
             return ConfigError(
@@ -86,7 +86,7 @@ class _Worker(SupervisedProcess):
         code, rank = self.code or 0, self.part.rank
         return WorkerError(f"rank {rank} {describe_end(code)}{text}", rank=rank, code=code)
 
-    def signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
         if self._process.exitcode is None:
             os.kill(self._process.pid or 0, number)
@@ -102,36 +102,31 @@ class _Worker(SupervisedProcess):
 
 def spawn(fn: Callable[..., object], n: int, args: Sequence[Any] = (), timeout: float | None = None) -> None:
     """Call `fn` in `n` workers; see `kvstore.spawn`."""
-    if getattr(
-        multiprocessing.current_process(), "_inheriting", False
-    ):  # the script is being imported; see `error`
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # the script is being imported
         sys.exit(_UNGUARDED)
-    n = _checked(fn, n, timeout)
+    n = _checked_count(fn, n, timeout)
     occupy_standard()
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     job, master = new_job(), MasterPort()
-    workers: list[_Worker] = []
+    workers: list[_SpawnedWorker] = []
     try:
         for rank in range(n):
-            with deferred():  # a worker outside the list would not be ended
-                workers.append(_started(rank, _variables(job, rank, n, master.number), fn, args))
-        _wait(workers, deadline, timeout)
+            with deferred_signals():  # a worker outside the list would not be ended
+                workers.append(_start_worker(rank, _worker_variables(job, rank, n, master.number), fn, args))
+        _wait_for_all(workers, deadline, timeout)
     finally:
-        _end(workers)
+        _end_all(workers)
         master.close()
 
 
-def _variables(job: str, rank: int, size: int, port: int) -> dict[str, str | None]:
+def _worker_variables(job: str, rank: int, size: int, port: int) -> dict[str, str | None]:
     """Return the variables in which a worker differs from this process; None removes one."""
+    outer = dict.fromkeys(outer_variables(process_variables()))
     torch = torch_variables(rank, size, (rank, size), 0, (loopback(), port))
-    return {
-        **dict.fromkeys(outer_variables(process_variables())),
-        **worker_variables(job, rank, size),
-        **torch,
-    }
+    return {**outer, **worker_variables(job, rank, size), **torch}
 
 
-def _checked(fn: Callable[..., object], n: int, timeout: float | None) -> int:
+def _checked_count(fn: Callable[..., object], n: int, timeout: float | None) -> int:
     if isinstance(n, bool) or not hasattr(n, "__index__"):
         raise ArgumentError(f"n must be an int, not {n!r}")
     if n < 1:
@@ -159,24 +154,24 @@ def _check_importable(fn: Callable[..., object]) -> None:
         )
 
 
-def _started(
+def _start_worker(
     rank: int, job: Mapping[str, str | None], fn: Callable[..., object], args: Sequence[Any]
-) -> _Worker:
+) -> _SpawnedWorker:
     try:
-        return _Worker(rank, job, fn, args)
+        return _SpawnedWorker(rank, job, fn, args)
     except (OSError, RuntimeError):
         raise  # the error of Python about processes is clear
     except Exception as error:
         raise ArgumentError(f"fn and args cannot be sent to another process: {error}") from error
 
 
-def _wait(workers: list[_Worker], deadline: float, timeout: float | None) -> None:
+def _wait_for_all(workers: list[_SpawnedWorker], deadline: float, timeout: float | None) -> None:
     """Wait for all workers; raise the error of the first that fails."""
     waiting = {worker.sentinel: worker for worker in workers}
-    causes: Causes[_Worker] = Causes()
+    causes: FailureCauses[_SpawnedWorker] = FailureCauses()
     while waiting:
         left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
-        ready = connection.wait(list(waiting), _LOOK if causes.waiting else left)
+        ready = connection.wait(list(waiting), _LOOK if causes.has_waiting else left)
         if not ready and time.monotonic() >= deadline:
             ranks = ", ".join(str(worker.part.rank) for worker in waiting.values())
             raise TimeoutError(
@@ -184,26 +179,26 @@ def _wait(workers: list[_Worker], deadline: float, timeout: float | None) -> Non
                 f"wait for"
             )
         for worker in [waiting.pop(sentinel) for sentinel in ready if isinstance(sentinel, int)]:
-            if worker.reap():
-                causes.add(worker, workers)
+            if worker.wait_for_end():
+                causes.add_failure(worker, workers)
         for worker in causes.pop_causes():
-            raise worker.error()
+            raise worker.end_error()
 
 
-def _end(workers: list[_Worker]) -> None:
+def _end_all(workers: list[_SpawnedWorker]) -> None:
     """End the workers that still run, and reap all."""
     try:
-        _signal(workers, signal.SIGTERM)
+        _signal_all(workers, signal.SIGTERM)
     finally:  # also after a second Ctrl-C
-        _signal(workers, signal.SIGKILL)
+        _signal_all(workers, signal.SIGKILL)
         for worker in workers:
             worker.close()
 
 
-def _signal(workers: list[_Worker], number: int) -> None:
+def _signal_all(workers: list[_SpawnedWorker], number: int) -> None:
     """Send a signal to the workers that run, and wait for their end for a short time."""
     for worker in workers:
-        worker.signal(number)
+        worker.send_signal(number)
     until = time.monotonic() + grace()
     waiting: list[Any] = [worker.sentinel for worker in workers]
     while waiting and (left := until - time.monotonic()) > 0:
@@ -221,7 +216,7 @@ def _without_sigint() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _body(
+def _call_function(
     fn: Callable[..., object], args: tuple[Any, ...], report: connection.Connection, parent: int
 ) -> None:
     """Call `fn` in a worker, and report how it has failed."""

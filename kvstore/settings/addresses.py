@@ -58,6 +58,15 @@ def interfaces() -> dict[str, str]:
     return {name: address for name, address in found.items() if address}
 
 
+def outward_address(prefix: str = "") -> str:
+    """Return the address of the first network interface that other hosts can reach, else the loopback.
+
+    With `prefix`, of the first interface whose name begins so.
+    """
+    found = [address for name, address in interfaces().items() if name.startswith(prefix)]
+    return next((address for address in found if prefix or not is_loopback(address)), loopback())
+
+
 def told(found: dict[str, str]) -> str:
     """Return a text that lists interfaces and addresses."""
     return ", ".join(f"{name} {address}" for name, address in found.items()) or "none with an address"

@@ -12,7 +12,7 @@ import pytest
 from launched import Job, until
 from nightly import each_once
 
-from kvstore.launch.causes import misses
+from kvstore.launch.causes import has_failed_after
 from kvstore.launch.child_process import ProcessRole
 
 DEADLINE = 280.0
@@ -160,7 +160,7 @@ WORKERS = [ProcessRole("worker", rank) for rank in range(3)]
 )
 def test_last_words_name_whom_they_miss(part: ProcessRole, words: bytes, missed: list[ProcessRole]) -> None:
     others = [*WORKERS, ProcessRole("server", 0), ProcessRole("server", 1), ProcessRole("scheduler", 0)]
-    assert [one for one in others if misses(part, [b"Traceback", words, b""], one)] == missed
+    assert [one for one in others if has_failed_after(part, [b"Traceback", words, b""], one)] == missed
 
 
 SPAWNED = """

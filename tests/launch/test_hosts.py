@@ -32,8 +32,8 @@ from kvstore.launch.child_process import ProcessRole
 from kvstore.launch.cli import main
 from kvstore.launch.hosts import messages as m
 from kvstore.launch.hosts import remote_hosts
-from kvstore.launch.hosts.host_list import Host, Layout, of_file, of_list, shares
-from kvstore.launch.output import Lines
+from kvstore.launch.hosts.host_list import Host, HostLayout, of_file, of_list, worker_counts
+from kvstore.launch.output import LineReader
 from kvstore.settings import addresses
 
 STAND_IN = Path(__file__).parent / "stand_in_for_ssh.py"
@@ -99,15 +99,15 @@ def test_a_host_file_that_is_not_there() -> None:
 
 
 def test_slots_are_filled_in_order_and_without_them_all_get_as_many() -> None:
-    assert shares(of_list("a:4,b:4"), 8) == [4, 4]
-    assert shares(of_list("a:4,b:4,c:4"), 5) == [4, 1, 0]
-    assert shares(of_list("a,b,c"), 8) == [3, 3, 2]
+    assert worker_counts(of_list("a:4,b:4"), 8) == [4, 4]
+    assert worker_counts(of_list("a:4,b:4,c:4"), 5) == [4, 1, 0]
+    assert worker_counts(of_list("a,b,c"), 8) == [3, 3, 2]
     with pytest.raises(ConfigError, match="9 workers do not fit on hosts with 8 slots"):
-        shares(of_list("a:4,b:4"), 9)
+        worker_counts(of_list("a:4,b:4"), 9)
 
 
 def test_ranks_are_contiguous_and_servers_take_turns() -> None:
-    layout = Layout(of_list(f"{ONE}:3,{OTHER}:2,127.0.0.4:9"), 5, 4)
+    layout = HostLayout(of_list(f"{ONE}:3,{OTHER}:2,127.0.0.4:9"), 5, 4)
     assert [host.name for host in layout.hosts] == [ONE, OTHER]
     assert [layout.host(ProcessRole("worker", rank)) for rank in range(5)] == [0, 0, 0, 1, 1]
     assert [layout.local(rank) for rank in range(5)] == [(0, 3), (1, 3), (2, 3), (0, 2), (1, 2)]
@@ -118,12 +118,12 @@ def test_ranks_are_contiguous_and_servers_take_turns() -> None:
 def test_a_host_that_others_would_not_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"a": "10.0.0.1", "b": "127.0.1.1", "c": "10.0.0.3"}
     monkeypatch.setattr(addresses, "resolved", known.get)
-    assert Layout(of_list("a,me@c"), 2, 1).addresses == ("10.0.0.1", "10.0.0.3")
-    assert Layout(of_list("b"), 2, 1).addresses == ("127.0.1.1",)
+    assert HostLayout(of_list("a,me@c"), 2, 1).addresses == ("10.0.0.1", "10.0.0.3")
+    assert HostLayout(of_list("b"), 2, 1).addresses == ("127.0.1.1",)
     with pytest.raises(ConfigError, match=r"'b' is 127\.0\.1\.1 here"):
-        Layout(of_list("a,b"), 2, 1)
+        HostLayout(of_list("a,b"), 2, 1)
     with pytest.raises(ConfigError, match="'d' is not known here"):
-        Layout(of_list("a,d"), 2, 1)
+        HostLayout(of_list("a,d"), 2, 1)
 
 
 def test_ssh_never_asks_and_another_program_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,26 +181,31 @@ def test_options_that_do_not_go_together(arguments: list[str], words: str) -> No
 
 
 def test_messages_come_out_as_they_went_in_however_they_are_cut() -> None:
-    sent = [m.Output(3, 2, b"\xff\n" * 1000), m.Ended(3, -9, 1.5), m.KeepAlive(), m.Gone(3)]
-    data = b"".join(map(m.encoded, sent))
+    sent = [
+        m.OutputLine(2, b"\xff\n" * 1000),
+        m.ProcessEnded(3, -9, 1.5, [b"\xff"]),
+        m.KeepAlive(),
+        m.GroupGone(3),
+    ]
+    data = b"".join(map(m.encode_message, sent))
     for step in (1, 7, len(data)):
         reader, writer = os.pipe()
         received: list[bytes] = []
-        lines = Lines(os.fdopen(reader, "rb", 0), received.append, b"")
+        lines = LineReader(os.fdopen(reader, "rb", 0), received.append, b"")
         for start in range(0, len(data), step):
             os.write(writer, data[start : start + step])
             lines.read()
         os.close(writer)
         lines.close()
-        assert [m.decoded(m.FROM_AGENT, line) for line in received] == sent
+        assert [m.decode_message(m.FROM_AGENT, line) for line in received] == sent
 
 
 @pytest.mark.parametrize(
-    "line", [b"\xff\xff\n", b"[1]\n", b'["Gone","x"]\n', m.encoded(m.EndProcess(1, 2, 3.0))]
+    "line", [b"\xff\xff\n", b"[1]\n", b'["GroupGone","x"]\n', m.encode_message(m.SignalProcess(1, 2, 3.0))]
 )
 def test_what_is_no_message_is_refused(line: bytes) -> None:
     with pytest.raises(ProtocolError):
-        m.decoded(m.FROM_AGENT, line)
+        m.decode_message(m.FROM_AGENT, line)
 
 
 # ------------------------------------------------------------------------------------------------- whole jobs
@@ -515,7 +520,7 @@ def ssh_that(job: Job, does: str) -> None:
     job.environment["KVSTORE_SSH"] = str(path)
 
 
-OLD = "".join(rf"\{byte:03o}" for byte in m.greeting("0.0.0"))
+OLD = "".join(rf"\{byte:03o}" for byte in m.agent_greeting("0.0.0"))
 
 
 @pytest.mark.parametrize(
@@ -560,15 +565,15 @@ class AgentProcess:
         options: dict[str, Any] = {"stdin": subprocess.PIPE, "cwd": "/", "bufsize": 0}
         self.process = job.start("-m", "kvstore.launch.hosts.remote_agent", **options)
         self._heard: list[Any] = []
-        self._lines = Lines(self.process.stdout, self._receive, b"", longest=m.LONGEST)
+        self._lines = LineReader(self.process.stdout, self._receive, b"", longest=m.LONGEST)
 
-    def say(self, *messages: m.To) -> None:
+    def say(self, *messages: m.ToAgent) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(b"".join(map(m.encoded, messages)))
+        self.process.stdin.write(b"".join(map(m.encode_message, messages)))
 
     def _receive(self, line: bytes) -> None:
-        if line not in (b"\n", m.greeting(kvstore.__version__)[1:]):
-            self._heard.append(m.decoded(m.FROM_AGENT, line))
+        if line not in (b"\n", m.agent_greeting(kvstore.__version__)[1:]):
+            self._heard.append(m.decode_message(m.FROM_AGENT, line))
 
     def hear(self, kind: type) -> Any:
         while not any(isinstance(message, kind) for message in self._heard):
@@ -606,8 +611,8 @@ def test_an_agent_that_hears_nothing_ends_all(job: Job, side: AgentProcess) -> N
         time.sleep(silence / 4)
         side.say(m.KeepAlive())
     assert job.alive()
-    assert side.hear(m.Ended).code < 0  # half a minute before a process would miss it
-    assert side.hear(m.Gone).number == 1
+    assert side.hear(m.ProcessEnded).code < 0  # half a minute before a process would miss it
+    assert side.hear(m.GroupGone).number == 1
     assert side.process.wait(30) == 0
 
 
@@ -636,7 +641,7 @@ def _within(side: AgentProcess, seconds: float) -> Any:
     before = signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        return side.hear(m.Output)
+        return side.hear(m.OutputLine)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

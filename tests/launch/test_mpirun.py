@@ -22,7 +22,7 @@ from nightly import nightly_unless
 from kvstore import ConfigError
 from kvstore.launch.child_process import ProcessRole
 from kvstore.launch.rendezvous import Rendezvous, first_node, meeting
-from kvstore.launch.role import RankProcesses, placed
+from kvstore.launch.role import RankProcesses, launched_place
 from kvstore.settings.launchers import Placement
 
 # ------------------------------------------------------------------------------------------- the processes
@@ -38,7 +38,7 @@ SOMEWHERE = Rendezvous("job", "ipc://@x")
 @pytest.mark.parametrize(("size", "servers"), [(1, 1), (1, 3), (4, 1), (4, 2), (4, 4), (3, 7), (5, 2)])
 def test_every_server_has_one_rank_and_they_are_spread(size: int, servers: int) -> None:
     lists = [
-        RankProcesses(place(rank=rank, size=size), servers, SOMEWHERE).services() for rank in range(size)
+        RankProcesses(place(rank=rank, size=size), servers, SOMEWHERE).service_roles() for rank in range(size)
     ]
     assert lists[0][0] == ProcessRole("scheduler", 0)
     found = sorted(part.rank for parts in lists for part in parts if part.role == "server")
@@ -160,7 +160,7 @@ def test_a_folder_whose_keys_cannot_be_written_is_removed(
     def full(path: Path, keys: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr("kvstore.launch.certificates._write", full)
+    monkeypatch.setattr("kvstore.launch.certificates._write_file", full)
     found = meeting(place(size=4, local=2), {"DMLC_INTERFACE": "lo"}, folder=str(tmp_path / "new"))
     with pytest.raises(ConfigError, match="No space left"):
         found.prepare(4, 2)
@@ -182,12 +182,12 @@ def test_a_folder_to_meet_in_that_is_misspelt(rank: int, tmp_path: Path) -> None
 
 def test_a_process_that_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"no launcher .*mpirun -n 4 kvstore role"):
-        placed()
+        launched_place()
     names = ("KVSTORE_RANK", "KVSTORE_SIZE", "KVSTORE_LOCAL_RANK", "KVSTORE_LOCAL_SIZE", "KVSTORE_JOB")
     for name, value in zip(names, "01010", strict=True):
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=r"kvstore run has.*kvstore run -n 4 -s 1"):
-        placed()
+        launched_place()
 
 
 # ------------------------------------------------------------------------------------------------- whole jobs

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.launch import output
-from kvstore.launch.output import Lines, Sink
+from kvstore.launch.output import LineReader, OutputSink
 from kvstore.launch.output_relay import OutputRelay
 
 
@@ -20,12 +20,12 @@ def relay() -> Iterator[OutputRelay]:
     made.close()
 
 
-def piped(lines: list[bytes], text: bytes) -> Lines:
+def piped(lines: list[bytes], text: bytes) -> LineReader:
     """Make a stream at its end, with a last line."""
     reader, writer = os.pipe()
     os.write(writer, text)
     os.close(writer)
-    return Lines(os.fdopen(reader, "rb", 0), lines.append, b"")
+    return LineReader(os.fdopen(reader, "rb", 0), lines.append, b"")
 
 
 def test_a_stream_with_the_number_of_a_closed_one_is_not_taken_for_it(relay: OutputRelay) -> None:
@@ -35,22 +35,22 @@ def test_a_stream_with_the_number_of_a_closed_one_is_not_taken_for_it(relay: Out
     os.write(writer, b"go")
     old = piped(written, b"old\n")
     number = old.stream.fileno()
-    made: list[Lines] = []
+    made: list[LineReader] = []
 
     def start_another() -> None:
         os.read(reader, 2)
-        relay.drop(old)
+        relay.drop_stream(old)
         made.append(piped(written, b"new\n"))
         assert made[0].stream.fileno() == number
-        relay.add(made[0])
+        relay.add_stream(made[0])
 
-    relay.watch(reader, start_another)
-    relay.add(old)
-    relay.turn(1.0, lambda: None)
+    relay.watch_descriptor(reader, start_another)
+    relay.add_stream(old)
+    relay.run_once(1.0, lambda: None)
     assert old.stream.closed
-    relay.turn(1.0, lambda: None)
+    relay.run_once(1.0, lambda: None)
     assert written == [b"old\n", b"new\n"]
-    relay.forget(reader)
+    relay.stop_watching(reader)
     os.close(reader)
     os.close(writer)
 
@@ -70,7 +70,7 @@ def test_a_reader_that_takes_a_little_loses_nothing(
     now = 100.0
     monkeypatch.setattr(output.time, "monotonic", lambda: now)
     reader, writer = pipe
-    sink = Sink(writer)
+    sink = OutputSink(writer)
     sink.write(b"x" * 400_000)
     sink.flush()
     now += 1000  # while the processes run, a reader may do so
@@ -84,21 +84,21 @@ def test_a_reader_that_takes_a_little_loses_nothing(
         assert not sink.broken
     now += 11
     sink.flush()
-    assert sink.broken or sink.empty
-    assert sink.empty
+    assert sink.broken or sink.is_empty
+    assert sink.is_empty
 
 
 def test_what_a_reader_does_not_take_is_lost(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(output.time, "monotonic", lambda: now)
-    sink = Sink(pipe[1])
+    sink = OutputSink(pipe[1])
     sink.write(b"x" * 400_000)
     sink.flush()
     sink.lose_after(10)
     for later, lost in ((9, False), (2, True)):
         now += later
         sink.flush()
-        assert (sink.broken, sink.empty) == (lost, lost)
+        assert (sink.broken, sink.is_empty) == (lost, lost)
     assert sink.reason == "the reader has taken nothing for 10 s"
 
 
@@ -108,9 +108,9 @@ def test_a_signal_that_comes_during_the_look_at_processes_ends_the_next_wait() -
     relay = OutputRelay((signal.SIGUSR1, signal.SIGUSR2), came.append)
     try:
         os.kill(os.getpid(), signal.SIGUSR1)
-        relay.turn(5.0, lambda: os.kill(os.getpid(), signal.SIGUSR2))
+        relay.run_once(5.0, lambda: os.kill(os.getpid(), signal.SIGUSR2))
         assert came == [signal.SIGUSR1]
-        relay.turn(5.0, lambda: None)
+        relay.run_once(5.0, lambda: None)
         assert came == [signal.SIGUSR1, signal.SIGUSR2]
     finally:
         relay.close()

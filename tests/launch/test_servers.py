@@ -29,7 +29,7 @@ from kvstore.launch import run, supervisor
 from kvstore.launch.service import Service
 options = json.loads(sys.argv[1])
 supervisor.FIRST_WORD = options.pop("first_word", supervisor.FIRST_WORD)
-run._Job.leave = options.pop("leave", 0.05)
+run._JobSupervisor.leave = options.pop("leave", 0.05)
 workers, restarts, prefix = (options.pop(name) for name in ("workers", "restarts", "prefix"))
 options["imports"] = tuple(options.get("imports", ()))
 again = options.pop("server_restarts", 0)

@@ -30,7 +30,7 @@ _FLOORS = (
     "backends base factory store store_kinds plan step recorded_store checkpoint roles",
     "kvstore",  # kvstore/__init__.py
     # With the tools of the command, some of which start jobs.
-    "averaging launch trainer torch jax mxnet ray __main__ observe.doctor observe.bench observe.top "
+    "averaging demo launch trainer torch jax mxnet ray __main__ observe.doctor observe.bench observe.top "
     "observe.timeline.job",
 )
 FLOORS = {room: number for number, rooms in enumerate(_FLOORS) for room in rooms.split()}

@@ -26,9 +26,9 @@ import servers
 def digits(tmp_path: Path) -> str:
     """A folder with the images that torch's workers learn from."""
     pytest.importorskip("sklearn")
-    from kvstore.launch.demo.digits import load
+    from kvstore.demo import load_digits
 
-    data = load()
+    data = load_digits()
     np.savez(tmp_path / "digits.npz", images=data.images, labels=data.labels)
     return str(tmp_path)
 

@@ -23,8 +23,7 @@ from bench.cases.training import CURVES, Curves
 from bench.peers.training import models
 from bench.peers.training.models import Batch
 from bench.peers.training.ways import Way, Ways
-from kvstore.launch.demo import digits
-from kvstore.launch.demo.training import Data
+from kvstore.demo import DigitImages, load_digits
 
 _PATIENCE = 60.0
 
@@ -45,7 +44,7 @@ def main() -> None:
 
 def train(wanted: Curves, way: str, seed: int, rank: int) -> dict[str, Any]:
     """Train from a seed's first weights; batches differ by seed and rank."""
-    data = digits.load()
+    data = load_digits()
     batches = _batches(data, wanted.batch, torch.Generator().manual_seed(2 * seed + rank))
     model = models.make("digits", seed)
     threshold = wanted.multiple * _size(model, next(batches))
@@ -66,7 +65,7 @@ def _step(way: Way, rate: float) -> torch.Tensor:
     return loss
 
 
-def _batches(data: Data, size: int, random: torch.Generator) -> Iterator[Batch]:
+def _batches(data: DigitImages, size: int, random: torch.Generator) -> Iterator[Batch]:
     images, labels = torch.from_numpy(data.images), torch.from_numpy(data.labels)
     while True:
         chosen = torch.randint(len(labels), (size,), generator=random)
@@ -83,7 +82,7 @@ def _size(model: nn.Module, batch: Batch) -> float:
     return float((mean / 2).sqrt())
 
 
-def _tested(model: nn.Module, data: Data) -> float:
+def _tested(model: nn.Module, data: DigitImages) -> float:
     """Return the loss on the test set."""
     with torch.no_grad():
         found = model(torch.from_numpy(data.test_images))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
 import signal
@@ -15,7 +14,7 @@ from kvstore.errors import ConfigError, ProtocolError
 from kvstore.settings.environment import text_of
 
 from ..child_process import TAIL, UNKILLABLE, ProcessSpec, SupervisedProcess
-from ..output import CHUNK, Lines, Sink
+from ..output import CHUNK, LineReader, OutputSink
 from ..output_relay import OutputRelay
 from ..process import describe_end, grace, started
 from . import messages as m
@@ -31,51 +30,47 @@ _UNREACHED = 255  # exit code of ssh for its own failures
 class RemoteProcess(SupervisedProcess):
     """A process on another host, as the messages of its agent describe it."""
 
-    def __init__(self, connection: Connection, number: int, spec: ProcessSpec, mark: bytes) -> None:
+    def __init__(self, connection: HostConnection, number: int, spec: ProcessSpec) -> None:
         super().__init__(spec.part, connection.name)
-        self.connection, self.number = connection, number
-        self._last: collections.deque[bytes] = collections.deque(maxlen=TAIL)
-        self.tail = self._last
-        self._mark, self._on_address = mark, spec.on_address
+        self.connection, self.number, self._on_address = connection, number, spec.on_address
         self._gone = False
 
-    def end(self, number: int, patience: float | None = None) -> None:
+    def end_with(self, number: int, patience: float | None = None) -> None:
         """Have the agent send a signal to the group, and SIGKILL `patience` seconds later."""
-        super().end(number, patience)
-        self.connection.send(m.EndProcess(self.number, number, grace() if patience is None else patience))
+        super().end_with(number, patience)
+        self.connection.send(m.SignalProcess(self.number, number, grace() if patience is None else patience))
 
-    def ask(self, number: int) -> None:
+    def ask_for_report(self, number: int) -> None:
         """Have the agent ask the process; see `ChildProcess.ask`."""
-        self.connection.send(m.AskProcess(self.number, number))
+        self.connection.send(m.SignalProcess(self.number, number, None))
 
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Return whether nothing is left of the group, or the agent cannot report it any more."""
         late = self._kill_at is not None and time.monotonic() > self._kill_at + UNKILLABLE
         return self._gone or late or self.connection.lost is not None
 
-    def receive(self, message: m.From) -> None:
+    def apply_message(self, message: m.FromAgent) -> None:
         """Update the state from a message of the agent."""
         match message:
-            case m.Output(_, stream, line):
-                self.connection.write_output(stream, self._mark + line + b"\n")
-                if stream == 2:
-                    self._last.append(line)
-            case m.Address(_, text) if self._on_address is not None:
+            case m.ReportedAddress(_, text) if self._on_address is not None:
                 self._on_address(text)
-            case m.Ended(_, code, seconds):
-                self.code, self.seconds = code, seconds
-            case m.Gone():
+            case m.ProcessEnded(_, code, seconds, tail):
+                self.code, self.seconds, self.tail = code, seconds, tail
+            case m.GroupGone():
                 self._gone = True
 
 
-class Connection:
+class HostConnection:
     """The connection to one host.
 
     `command` starts the agent there; its stdin and stdout are those of the agent. Processes run in `folder`.
-    ConfigError is raised if the command cannot be started.
+    With `prefix` lines of output begin with the name of their process. ConfigError is raised if the command
+    cannot be started.
     """
 
-    def __init__(self, name: str, command: Sequence[str], folder: str, relay: OutputRelay) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], folder: str, relay: OutputRelay, prefix: bool
+    ) -> None:
         self.name, self._relay = name, relay
         #: Whether the agent has answered, and is in the folder.
         self.ready = False
@@ -84,58 +79,45 @@ class Connection:
         #: Why the connection has ended.
         self.lost: str | None = None
         self._opened = self._received = self._sent = time.monotonic()
-        self._process = _start(command)
+        self._process = _start_ssh(command)
         assert self._process.stdin is not None
         self._in = self._process.stdin
-        self._out = Lines(self._process.stdout, self._receive, b"", longest=_MOST_GREETING)
+        self._out = LineReader(self._process.stdout, self._receive_line, b"", longest=_MOST_GREETING)
         os.set_blocking(self._in.fileno(), False)
-        self._sink = Sink(self._in.fileno())
-        self._err = Lines(self._process.stderr, relay.err.write, f"[{name}] ".encode(), keep=TAIL)
+        self._sink = OutputSink(self._in.fileno())
+        self._err = LineReader(self._process.stderr, relay.err.write, f"[{name}] ".encode(), keep=TAIL)
         self._by_number: dict[int, RemoteProcess] = {}
         self._greeted, self._greeting_size = False, 0
         self._written = 0  # bytes of output that the agent does not know to be written
         self._open = True
-        relay.add(self._err)
+        #: Id of the ssh process and of its group; the last lines of its stderr.
+        self.group, self.tail = self._process.pid, self._err.tail
+        relay.add_stream(self._err)
         relay.add_sink(self._sink)
-        relay.watch(self._out.stream.fileno(), self._read)
-        self.send(m.JobStart(os.fsencode(folder), PATIENCE, text_of("ports")))
+        relay.watch_descriptor(self._out.stream.fileno(), self._read_messages)
+        self.send(m.JobStart(os.fsencode(folder), PATIENCE, text_of("ports"), prefix))
 
-    @property
-    def tail(self) -> Sequence[bytes]:
-        """The last lines that ssh has written to stderr."""
-        return self._err.tail
-
-    @property
-    def group(self) -> int:
-        """Id of the ssh process, and of its group."""
-        return self._process.pid
-
-    def start(self, number: int, spec: ProcessSpec, mark: bytes) -> RemoteProcess:
+    def start_process(self, number: int, spec: ProcessSpec) -> RemoteProcess:
         """Have the agent start a process."""
-        process = self._by_number[number] = RemoteProcess(self, number, spec, mark)
+        process = self._by_number[number] = RemoteProcess(self, number, spec)
         words = [os.fsencode(word) for word in spec.command]
         variables = [(os.fsencode(name), os.fsencode(value)) for name, value in spec.environment.items()]
         secret, reports = spec.keys.to_json() if spec.keys else b"", spec.on_address is not None
         self.send(m.StartProcess(number, spec.part.role, spec.part.rank, words, variables, secret, reports))
         return process
 
-    def forget(self, process: RemoteProcess) -> None:
+    def forget_process(self, process: RemoteProcess) -> None:
         """Forget a process that is gone."""
         self._by_number.pop(process.number, None)
 
-    def send(self, message: m.To) -> None:
+    def send(self, message: m.ToAgent) -> None:
         """Queue a message to the agent."""
         if self._open:
-            self._sink.write(m.encoded(message))
+            self._sink.write(m.encode_message(message))
             self._sink.flush()
             self._sent = time.monotonic()
 
-    def write_output(self, stream: int, data: bytes) -> None:
-        """Write a line to stdout or stderr of this process."""
-        (self._relay.out if stream == 1 else self._relay.err).write(data)
-        self._written += len(data)
-
-    def look(self) -> None:
+    def check_liveness(self) -> None:
         """Send what is due, and check whether the host is lost.
 
         While the readers of our output are behind, the agent is not told of written bytes: it then sends no
@@ -143,15 +125,15 @@ class Connection:
         """
         now = time.monotonic()
         if not self.ready and now > self._opened + _FIRST_ANSWER:
-            self._lose(f"host {self.name} did not answer for {_FIRST_ANSWER:g} s")
+            self._mark_lost(f"host {self.name} did not answer for {_FIRST_ANSWER:g} s")
         elif self.ready and now > self._received + PATIENCE:
-            self._lose(f"host {self.name} gave no sign of life for {PATIENCE:g} s")
-        written = 0 if self._relay.full else self._written
+            self._mark_lost(f"host {self.name} gave no sign of life for {PATIENCE:g} s")
+        written = 0 if self._relay.is_full else self._written
         if written or now > self._sent + m.PING:
             self._written -= written
             self.send(m.KeepAlive(written))
 
-    def leave(self) -> None:
+    def close_input(self) -> None:
         """Close the pipe to the agent: it ends what is left, and itself."""
         if self._open:
             self._open = False
@@ -162,8 +144,8 @@ class Connection:
 
     def close(self, until: float) -> None:
         """Wait for the end of ssh, until a time at most; not if the agent has started nothing."""
-        self.leave()
-        self._relay.forget(self._out.stream.fileno())
+        self.close_input()
+        self._relay.stop_watching(self._out.stream.fileno())
         while self.ready and self._process.poll() is None and time.monotonic() < until:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.01)
@@ -173,57 +155,60 @@ class Connection:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.group, signal.SIGKILL)
         self._process.wait()
-        self._relay.drop(self._err)
+        self._relay.drop_stream(self._err)
         self._out.stream.close()
 
-    def _read(self) -> None:
+    def _read_messages(self) -> None:
         self._out.read()
         self._received = time.monotonic()
         if self._out.ended:
-            self._relay.forget(self._out.stream.fileno())
-            self._lose(self._describe_end())
+            self._relay.stop_watching(self._out.stream.fileno())
+            self._mark_lost(self._describe_end())
 
-    def _receive(self, line: bytes) -> None:
+    def _receive_line(self, line: bytes) -> None:
         """Handle a line of the agent, or one that precedes its greeting."""
         try:
             if self._greeted:
-                self._handle(m.decoded(m.FROM_AGENT, line))
+                self._handle_message(m.decode_message(m.FROM_AGENT, line))
             elif self.lost is None:
-                self._greet(line)
+                self._read_greeting(line)
         except ProtocolError as error:
-            self._lose(f"host {self.name}: {error}")
+            self._mark_lost(f"host {self.name}: {error}")
 
-    def _greet(self, line: bytes) -> None:
+    def _read_greeting(self, line: bytes) -> None:
         self._greeting_size += len(line)
-        if line == m.greeting(__version__)[1:]:
+        if line == m.agent_greeting(__version__)[1:]:
             self._greeted, self._out.longest = True, m.LONGEST
-        elif line.startswith(m.greeting("")[1:-1]):
+        elif line.startswith(m.agent_greeting("")[1:-1]):
             theirs = line.split()[-1].decode(errors="replace")
-            self._lose(
+            self._mark_lost(
                 f"host {self.name} has kvstore {theirs} and this machine {__version__}: install the same "
                 "version"
             )
         elif self._greeting_size > _MOST_GREETING:
             raise ProtocolError("its answer is not that of kvstore's agent")
 
-    def _handle(self, message: m.From) -> None:
+    def _handle_message(self, message: m.FromAgent) -> None:
         match message:
             case m.AgentReady(port):
                 self.ready, self.port = True, port
             case m.AgentRefused(text):
-                self._lose(f"host {self.name}: {text}")
+                self._mark_lost(f"host {self.name}: {text}")
+            case m.OutputLine(stream, line):
+                (self._relay.out if stream == 1 else self._relay.err).write(line + b"\n")
+                self._written += len(line) + 1
             case m.KeepAlive():
                 pass
             case _:
                 if process := self._by_number.get(message.number):
-                    process.receive(message)
+                    process.apply_message(message)
 
-    def _lose(self, why: str) -> None:
+    def _mark_lost(self, why: str) -> None:
         if self.lost is None:
             while not self._err.ended and self._err.read():  # its last lines explain the loss
                 pass
             self.lost = why
-            self.leave()
+            self.close_input()
 
     def _describe_end(self) -> str:
         try:
@@ -242,7 +227,7 @@ class Connection:
         return f"host {self.name} could not be reached {how}: {advice}"
 
 
-def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+def _start_ssh(command: Sequence[str]) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
     try:
         return started(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)

@@ -37,7 +37,7 @@ def of_list(text: str) -> tuple[Host, ...]:
 
     ConfigError is raised if an entry is no host, a host is listed twice, or only some hosts have slots.
     """
-    return _checked("--hosts", [_entry(word.strip()) for word in text.split(",")])
+    return _checked_hosts("--hosts", [_host_of_word(word.strip()) for word in text.split(",")])
 
 
 def of_file(path: str) -> tuple[Host, ...]:
@@ -49,10 +49,10 @@ def of_file(path: str) -> tuple[Host, ...]:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the host file {path} cannot be read: {error}") from error
-    return _checked(path, list(_hosts(path, lines)))
+    return _checked_hosts(path, list(_hosts_of_lines(path, lines)))
 
 
-def shares(hosts: Sequence[Host], workers: int) -> list[int]:
+def worker_counts(hosts: Sequence[Host], workers: int) -> list[int]:
     """Return the number of workers of each host: its slots, in order; without slots they are equal.
 
     ConfigError is raised if there are more workers than slots.
@@ -60,11 +60,10 @@ def shares(hosts: Sequence[Host], workers: int) -> list[int]:
     if hosts[0].slots is None:
         least, more = divmod(workers, len(hosts))
         return [least + (index < more) for index in range(len(hosts))]
-    found, left = [], workers
+    found: list[int] = []
     for host in hosts:
-        found.append(min(host.slots or 0, left))
-        left -= found[-1]
-    if left:
+        found.append(min(host.slots or 0, workers - sum(found)))
+    if left := workers - sum(found):
         raise ConfigError(
             f"{workers} workers do not fit on hosts with {workers - left} slots: give the hosts more slots, "
             "or omit the slots to distribute the workers evenly"
@@ -72,7 +71,7 @@ def shares(hosts: Sequence[Host], workers: int) -> list[int]:
     return found
 
 
-class Layout:
+class HostLayout:
     """The host of each process of a job: contiguous ranks share a host, servers are distributed in turn.
 
     Hosts without a worker are omitted. ConfigError is raised if the workers do not fit, or a host has no
@@ -80,11 +79,11 @@ class Layout:
     """
 
     def __init__(self, hosts: Sequence[Host], workers: int, servers: int) -> None:
-        counts = shares(hosts, workers)
+        counts = worker_counts(hosts, workers)
         chosen = [(host, count) for host, count in zip(hosts, counts, strict=True) if count]
         self.hosts = tuple(host for host, _ in chosen)
         #: The numeric address of each host.
-        self.addresses = _reachable(self.hosts)
+        self.addresses = _reachable_addresses(self.hosts)
         #: For each worker its host, its rank there, and the number of workers there.
         self._places = [(index, rank, n) for index, (_, n) in enumerate(chosen) for rank in range(n)]
 
@@ -103,14 +102,14 @@ class Layout:
         return self.addresses[self.host(part)]
 
 
-def _entry(word: str) -> Host:
+def _host_of_word(word: str) -> Host:
     match = _ENTRY.fullmatch(word)
     if match is None:
         raise ConfigError(f"{word!r} in --hosts is not a host: write names or addresses, as in a:4,b:4")
-    return Host(_bare(match[1]), None if match[2] is None else _count(word, match[2]))
+    return Host(_without_brackets(match[1]), None if match[2] is None else _slot_count(word, match[2]))
 
 
-def _hosts(path: str, lines: Sequence[str]) -> Iterator[Host]:
+def _hosts_of_lines(path: str, lines: Sequence[str]) -> Iterator[Host]:
     for number, line in enumerate(lines, 1):
         name, *settings = line.partition("#")[0].split() or [""]
         if not name:
@@ -123,10 +122,10 @@ def _hosts(path: str, lines: Sequence[str]) -> Iterator[Host]:
             )
         if not re.fullmatch(_NAME, name):
             raise ConfigError(f"{where} begins with {name!r}, which is not a host")
-        yield Host(_bare(name), _slots(where, settings))
+        yield Host(_without_brackets(name), _slots_of_line(where, settings))
 
 
-def _slots(where: str, settings: Sequence[str]) -> int | None:
+def _slots_of_line(where: str, settings: Sequence[str]) -> int | None:
     """Return the slots of a line; max_slots has no effect, since no host gets more workers than slots."""
     found = None
     for setting in settings:
@@ -134,22 +133,22 @@ def _slots(where: str, settings: Sequence[str]) -> int | None:
         if match is None:
             raise ConfigError(f"{where} says {setting!r}; known is slots=4")
         if match[1] == "slots":
-            found = _count(where, match[2])
+            found = _slot_count(where, match[2])
     return found
 
 
-def _count(where: str, text: str) -> int:
+def _slot_count(where: str, text: str) -> int:
     if not 1 <= int(text) <= _MOST:
         raise ConfigError(f"{where}: the number of slots must be from 1 to {_MOST}")
     return int(text)
 
 
-def _bare(name: str) -> str:
+def _without_brackets(name: str) -> str:
     """Remove the brackets of an IPv6 address: ssh does not accept them."""
     return name.replace("[", "").replace("]", "")
 
 
-def _checked(source: str, hosts: list[Host]) -> tuple[Host, ...]:
+def _checked_hosts(source: str, hosts: list[Host]) -> tuple[Host, ...]:
     if not hosts:
         raise ConfigError(f"{source} names no host")
     names = [host.name for host in hosts]
@@ -162,7 +161,7 @@ def _checked(source: str, hosts: list[Host]) -> tuple[Host, ...]:
     return tuple(hosts)
 
 
-def _reachable(hosts: Sequence[Host]) -> tuple[str, ...]:
+def _reachable_addresses(hosts: Sequence[Host]) -> tuple[str, ...]:
     found = [(host.name, host.address) for host in hosts]
     loopbacks = [address is not None and addresses.is_loopback(address) for _, address in found]
     for (name, address), loopback in zip(found, loopbacks, strict=True):

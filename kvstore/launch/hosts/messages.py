@@ -21,19 +21,27 @@ class _Message(msgspec.Struct, array_like=True, tag=True):
     pass
 
 
-class JobStart(_Message):
-    """First message to the agent: the folder of the processes, and the value of KVSTORE_PORTS.
+class KeepAlive(_Message):
+    """A sign of life, in both directions; from `kvstore run` with the bytes of output that it has written."""
 
-    The agent ends all processes after `patience` seconds without a message.
+    written: int = 0
+
+
+class JobStart(_Message):
+    """To the agent, first: the folder of the processes, and the value of KVSTORE_PORTS.
+
+    The agent ends all processes after `patience` seconds without a message. `prefix`: lines of output begin
+    with the name of their process.
     """
 
     folder: bytes
     patience: float
     ports: str = ""
+    prefix: bool = False
 
 
 class StartProcess(_Message):
-    """Start a process, with these variables over those of the host. `reports`: it reports its address."""
+    """To the agent: start a process, with these variables over those of the host."""
 
     number: int
     role: str
@@ -41,28 +49,18 @@ class StartProcess(_Message):
     command: list[bytes]
     variables: list[tuple[bytes, bytes]]
     keys: bytes
-    reports: bool
+    reports: bool  # whether it reports its address
 
 
-class EndProcess(_Message):
-    """Send a signal to the group of a process, and SIGKILL `grace` seconds later."""
+class SignalProcess(_Message):
+    """To the agent: send a signal to the group of a process, and SIGKILL `grace` seconds later.
 
-    number: int
-    signal: int
-    grace: float
-
-
-class AskProcess(_Message):
-    """Ask a process for its stacks or its timeline, with this signal."""
+    With `grace` None the signal asks the process for its stacks or its timeline.
+    """
 
     number: int
     signal: int
-
-
-class KeepAlive(_Message):
-    """A sign of life, in both directions; from `kvstore run` with the bytes of output that it has written."""
-
-    written: int = 0
+    grace: float | None
 
 
 class AgentReady(_Message):
@@ -77,55 +75,55 @@ class AgentRefused(_Message):
     text: str
 
 
-class Output(_Message):
-    """A line that a process has written to its stdout (1) or stderr (2)."""
+class OutputLine(_Message):
+    """A line, with its prefix, that a process has written to its stdout (1) or stderr (2)."""
 
-    number: int
     stream: int
     line: bytes
 
 
-class Address(_Message):
+class ReportedAddress(_Message):
     """The address that a process has reported; empty if it will report none."""
 
     number: int
     text: str
 
 
-class Ended(_Message):
-    """A process has ended."""
+class ProcessEnded(_Message):
+    """A process has ended; `tail` has the last lines of its stderr."""
 
     number: int
     code: int
     seconds: float
+    tail: list[bytes]
 
 
-class Gone(_Message):
+class GroupGone(_Message):
     """Nothing is left of the group of a process, and all of its output is sent."""
 
     number: int
 
 
-To = JobStart | StartProcess | EndProcess | AskProcess | KeepAlive
-From = AgentReady | AgentRefused | Output | Address | Ended | Gone | KeepAlive
-TO_AGENT: msgspec.json.Decoder[To] = msgspec.json.Decoder(To)
-FROM_AGENT: msgspec.json.Decoder[From] = msgspec.json.Decoder(From)
+ToAgent = JobStart | StartProcess | SignalProcess | KeepAlive
+FromAgent = AgentReady | AgentRefused | OutputLine | ReportedAddress | ProcessEnded | GroupGone | KeepAlive
+TO_AGENT: msgspec.json.Decoder[ToAgent] = msgspec.json.Decoder(ToAgent)
+FROM_AGENT: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
 
 _encoder = msgspec.json.Encoder()
 _T = TypeVar("_T")
 
 
-def greeting(version: str) -> bytes:
+def agent_greeting(version: str) -> bytes:
     """Return the first bytes of the agent; what a login shell prints before them is no message."""
     return f"\nkvstore agent {version}\n".encode()
 
 
-def encoded(message: To | From) -> bytes:
+def encode_message(message: ToAgent | FromAgent) -> bytes:
     """Return a message as a line."""
     return _encoder.encode(message) + b"\n"
 
 
-def decoded(decoder: msgspec.json.Decoder[_T], line: bytes) -> _T:
+def decode_message(decoder: msgspec.json.Decoder[_T], line: bytes) -> _T:
     """Return the message of a line; raise ProtocolError if it is none in this direction."""
     try:
         return decoder.decode(line)

@@ -21,7 +21,7 @@ from kvstore.settings.keys import Keys
 from ..child_process import ChildProcess, ProcessRole, ProcessSpec
 from ..local_host import LocalHost
 from ..orphan_reaper import OrphanReaper
-from ..output import Lines, Sink
+from ..output import LineReader, OutputSink
 from ..output_relay import OutputRelay
 from ..process import GRACE, adopt_orphans
 from ..signals import ENDING
@@ -32,7 +32,7 @@ _FULL = 1 << 20  # bytes of output that may be sent and not yet written by `kvst
 _JOB_ONLY = ("KVSTORE_", "DMLC_")  # variables that only the job may set
 
 
-class _Channel(Sink):
+class _MessageSink(OutputSink):
     """Stdout of the agent, with messages; it is full, too, while much output was sent and not yet written."""
 
     def __init__(self) -> None:
@@ -40,31 +40,33 @@ class _Channel(Sink):
         self._unwritten = 0
 
     @property
-    def full(self) -> bool:
-        return super().full or self._unwritten > _FULL
+    def is_full(self) -> bool:
+        return super().is_full or self._unwritten > _FULL
 
-    def send(self, message: m.From) -> None:
+    def send(self, message: m.FromAgent) -> None:
         """Queue a message to `kvstore run`."""
-        self.write(m.encoded(message))
+        self.write(m.encode_message(message))
 
-    def send_output(self, number: int, stream: int, line: bytes) -> None:
+    def send_output(self, stream: int, line: bytes) -> None:
         """Queue a line of output, without its newline."""
         self._unwritten += len(line)
-        self.send(m.Output(number, stream, line.removesuffix(b"\n")))
+        self.send(m.OutputLine(stream, line.removesuffix(b"\n")))
 
-    def subtract(self, size: int) -> None:
-        """Subtract what `kvstore run` has written, prefixes included."""
-        self._unwritten = max(0, self._unwritten - size)
+    def subtract_written(self, size: int) -> None:
+        """Subtract what `kvstore run` has written."""
+        self._unwritten -= size
 
 
 class RemoteAgent:
     """The processes of a job on one host."""
 
     def __init__(self, reaper: OrphanReaper) -> None:
-        self._channel = _Channel()
+        self._channel = _MessageSink()
         self._relay = OutputRelay((signal.SIGCHLD, *ENDING), self._on_signal, self._channel)
-        self._local_host = LocalHost(self._relay, reaper, prefix=False)
-        self._input = Lines(sys.stdin.buffer, self._receive, b"", longest=m.LONGEST)
+        send = self._channel.send_output
+        writes = functools.partial(send, 1), functools.partial(send, 2)
+        self._local_host = LocalHost(self._relay, reaper, False, writes)
+        self._input = LineReader(sys.stdin.buffer, self._receive_line, b"", longest=m.LONGEST)
         self._children: dict[int, ChildProcess] = {}
         self._reported: set[int] = set()  # processes whose end was sent
         self._patience = 0.0
@@ -74,14 +76,14 @@ class RemoteAgent:
     def run(self) -> None:
         """Handle messages until the connection ends and all processes are gone."""
         with contextlib.closing(self._relay), contextlib.closing(self._local_host):
-            self._channel.write(m.greeting(__version__))
-            self._relay.watch(0, self._read)
+            self._channel.write(m.agent_greeting(__version__))
+            self._relay.watch_descriptor(0, self._read_input)
             while self._children or not self._over:
-                self._turn()
+                self._run_once()
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         ending = self._over or bool(self._reported)
-        self._relay.turn(_LOOK if ending else m.PING / 5, self._poll_children)
+        self._relay.run_once(_LOOK if ending else m.PING / 5, self._poll_children)
         now = time.monotonic()
         if now > self._sent + m.PING:
             self._sent = now
@@ -91,55 +93,54 @@ class RemoteAgent:
 
     def _poll_children(self) -> None:
         for number, child in list(self._children.items()):
-            if child.ended() and number not in self._reported:
+            if child.has_ended() and number not in self._reported:
                 self._reported.add(number)
-                self._channel.send(m.Ended(number, child.code or 0, child.seconds))
-            if child.gone():
-                self._local_host.forget(child)
+                self._channel.send(m.ProcessEnded(number, child.code or 0, child.seconds, [*child.tail]))
+            if child.is_gone():
+                self._local_host.forget_process(child)
                 del self._children[number]
                 self._reported.discard(number)
-                self._channel.send(m.Gone(number))
+                self._channel.send(m.GroupGone(number))
 
-    def _read(self) -> None:
+    def _read_input(self) -> None:
         self._input.read()
         self._received = time.monotonic()
         if self._input.ended:
             self._end_all()
 
-    def _receive(self, line: bytes) -> None:
+    def _receive_line(self, line: bytes) -> None:
         if self._over:
             return
         try:
-            self._handle(m.decoded(m.TO_AGENT, line))
+            self._handle_message(m.decode_message(m.TO_AGENT, line))
         except (KVStoreError, OSError) as error:
             self._channel.send(m.AgentRefused(str(error)))
 
-    def _handle(self, message: m.To) -> None:
+    def _handle_message(self, message: m.ToAgent) -> None:
         match message:
-            case m.JobStart(folder, patience, ports):
-                self._patience = patience
-                _enter(os.fsdecode(folder))
+            case m.JobStart(folder, patience, ports, prefix):
+                self._patience, self._local_host.prefix = patience, prefix
+                _enter_folder(os.fsdecode(folder))
                 self._channel.send(m.AgentReady(self._local_host.master_port(ports)))
             case m.StartProcess():
-                self._start(message)
-            case m.EndProcess(number, code, grace) if number in self._children:
-                self._children[number].end(code, grace)
-            case m.AskProcess(number, code) if number in self._children:
-                self._children[number].ask(code)
+                self._start_process(message)
+            case m.SignalProcess(number, code, grace) if child := self._children.get(number):
+                child.ask_for_report(code) if grace is None else child.end_with(code, grace)
             case m.KeepAlive(written):
-                self._channel.subtract(written)
+                self._channel.subtract_written(written)
 
-    def _start(self, message: m.StartProcess) -> None:
-        number, output = message.number, self._channel.send_output
+    def _start_process(self, message: m.StartProcess) -> None:
+        number = message.number
         spec = ProcessSpec(
             ProcessRole(message.role, message.rank),
             [os.fsdecode(word) for word in message.command],
-            _environment(message.variables),
+            _merged_variables(message.variables),
             Keys.from_json(message.keys) if message.keys else None,
-            (lambda address: self._channel.send(m.Address(number, address))) if message.reports else None,
+            (lambda address: self._channel.send(m.ReportedAddress(number, address)))
+            if message.reports
+            else None,
         )
-        writes = functools.partial(output, number, 1), functools.partial(output, number, 2)
-        self._children[number] = self._local_host.start(spec, writes)
+        self._children[number] = self._local_host.start_process(spec)
 
     def _on_signal(self, number: int) -> None:
         if number != signal.SIGCHLD:
@@ -149,12 +150,12 @@ class RemoteAgent:
         """End all processes, and then the agent."""
         if not self._over:
             self._over = True
-            self._relay.forget(0)
+            self._relay.stop_watching(0)
             for child in self._children.values():
-                child.end(signal.SIGTERM, GRACE)
+                child.end_with(signal.SIGTERM, GRACE)
 
 
-def _environment(variables: list[tuple[bytes, bytes]]) -> dict[str, str]:
+def _merged_variables(variables: list[tuple[bytes, bytes]]) -> dict[str, str]:
     """Return the variables of a process: those of this host, and over them those of the job.
 
     The folder of this Python is the first of PATH, as in its activated environment.
@@ -164,7 +165,7 @@ def _environment(variables: list[tuple[bytes, bytes]]) -> dict[str, str]:
     return ours | {os.fsdecode(name): os.fsdecode(value) for name, value in variables}
 
 
-def _enter(folder: str) -> None:
+def _enter_folder(folder: str) -> None:
     try:
         os.chdir(folder)
     except OSError as error:

@@ -17,8 +17,8 @@ from kvstore.settings.environment import process_variables, text_of
 from ..child_process import ProcessSpec, SupervisedProcess
 from ..orphan_reaper import OrphanReaper
 from ..output_relay import OutputRelay
-from .connection import Connection, RemoteProcess
-from .host_list import Layout, of_file, of_list
+from .connection import HostConnection, RemoteProcess
+from .host_list import HostLayout, of_file, of_list
 
 #: Variables that other hosts get: those of kvstore and MXNet, and those that change what a program does.
 _FORWARDED = ("KVSTORE_", "DMLC_", "PS_", "MXNET_")
@@ -37,7 +37,7 @@ class Hosts:
     login shells, and run in `folder`.
     """
 
-    layout: Layout
+    layout: HostLayout
     ssh: tuple[str, ...]
     python: str
     variables: Mapping[str, str] = field(repr=False)
@@ -50,13 +50,14 @@ class RemoteHosts:
     remote = True
 
     def __init__(self, hosts: Hosts, relay: OutputRelay, reaper: OrphanReaper, prefix: bool) -> None:
-        self._layout, self._reaper, self._prefix = hosts.layout, reaper, prefix
+        self._layout, self._reaper = hosts.layout, reaper
         self._numbers = itertools.count()
         command = f"exec {shlex.quote(hosts.python)} -m kvstore.launch.hosts.remote_agent"
-        self._connections: list[Connection] = []
+        self._connections: list[HostConnection] = []
         for host in hosts.layout.hosts:
-            connection = Connection(host.name, [*hosts.ssh, host.name, command], hosts.folder, relay)
-            reaper.add(connection.group)
+            words = [*hosts.ssh, host.name, command]
+            connection = HostConnection(host.name, words, hosts.folder, relay, prefix)
+            reaper.add_group(connection.group)
             self._connections.append(connection)
 
     @property
@@ -69,30 +70,30 @@ class RemoteHosts:
         """Address of worker 0, and a reserved port there."""
         return self._layout.addresses[0], self._connections[0].port
 
-    def start(self, spec: ProcessSpec) -> RemoteProcess:
+    def start_process(self, spec: ProcessSpec) -> RemoteProcess:
         """Start a process on its host."""
         connection = self._connections[self._layout.host(spec.part)]
-        return connection.start(next(self._numbers), spec, spec.part.mark if self._prefix else b"")
+        return connection.start_process(next(self._numbers), spec)
 
-    def forget(self, process: SupervisedProcess) -> None:
+    def forget_process(self, process: SupervisedProcess) -> None:
         """Forget a process that is gone."""
         if isinstance(process, RemoteProcess):
-            process.connection.forget(process)
+            process.connection.forget_process(process)
 
-    def look(self) -> Connection | None:
+    def check_connections(self) -> HostConnection | None:
         """Send signs of life, and return the connection to a lost host."""
         for connection in self._connections:
-            connection.look()
+            connection.check_liveness()
         return next((connection for connection in self._connections if connection.lost), None)
 
     def close(self) -> None:
         """End the connections: the agents end what is left, and themselves."""
         for connection in self._connections:
-            connection.leave()
+            connection.close_input()
         until = time.monotonic() + _LEAVE
         for connection in self._connections:
             connection.close(until)
-            self._reaper.forget(connection.group)
+            self._reaper.forget_group(connection.group)
 
 
 def hosts_of_options(workers: int | None, servers: int, options: dict[str, Any]) -> Hosts | None:
@@ -112,7 +113,7 @@ def hosts_of_options(workers: int | None, servers: int, options: dict[str, Any])
         raise ConfigError("--hosts and --hostfile contradict each other: give one of them")
     hosts = of_list(listed) if listed is not None else of_file(file)
     return Hosts(
-        Layout(hosts, sum(host.slots or 1 for host in hosts) if workers is None else workers, servers),
+        HostLayout(hosts, sum(host.slots or 1 for host in hosts) if workers is None else workers, servers),
         ssh_command(ssh),
         python or sys.executable,
         forwarded_variables(process_variables(), exports or ()),

@@ -21,7 +21,7 @@ from typing import Any
 
 from kvstore.errors import KVStoreError
 from kvstore.launch.process import tied_to
-from kvstore.launch.signals import deferred
+from kvstore.launch.signals import deferred_signals
 from kvstore.observe.shared_files import shared_files
 
 Message = dict[str, Any]
@@ -63,7 +63,7 @@ class WorkerGroup:
 
     def start(self, command: Sequence[str], variables: Mapping[str, str], folder: str | None = None) -> None:
         """Start a launcher or a worker in a folder, see `start_process`."""
-        with deferred():
+        with deferred_signals():
             self.processes.append(start_process(command, variables, self._output, folder))
 
     def meet(self, patience: float) -> None:

@@ -13,7 +13,7 @@ from nightly import nightly_unless
 
 import kvstore
 from kvstore.launch.hosts import remote_hosts
-from kvstore.launch.hosts.host_list import Layout, of_list
+from kvstore.launch.hosts.host_list import HostLayout, of_list
 from kvstore.observe.doctor import hosts as far_hosts
 from kvstore.observe.doctor.checks import Finding
 
@@ -35,7 +35,7 @@ def find(tmp_path: Path) -> Find:
         script.write_text(f'#!/bin/sh\nif [ "$1" = {where} ]; then {other}; fi\nexec /bin/sh -c "$2"\n')
         script.chmod(0o700)
         listed = of_list(names)
-        layout = Layout(listed, len(listed), 0)
+        layout = HostLayout(listed, len(listed), 0)
         made = remote_hosts.Hosts(layout, (str(script),), sys.executable, {}, os.getcwd())
         return list(far_hosts.findings(made))
 
@@ -116,7 +116,7 @@ def test_a_command_that_answers_as_something_else(find: Find) -> None:
 
 def test_a_command_that_does_not_exist() -> None:
     listed = of_list(ONE)
-    made = remote_hosts.Hosts(Layout(listed, 1, 0), ("/no/ssh",), sys.executable, {}, os.getcwd())
+    made = remote_hosts.Hosts(HostLayout(listed, 1, 0), ("/no/ssh",), sys.executable, {}, os.getcwd())
     (found,) = far_hosts.findings(made)
     assert (found.level, found.text) == ("error", "there is no command '/no/ssh' on this machine")
     assert "--ssh-command" in found.cure
@@ -131,12 +131,12 @@ def test_a_host_without_kvstore(find: Find) -> None:
 def test_hosts_that_cannot_connect(find: Find) -> None:
     before = (
         "import socket\n"
-        "def refuse(*_): raise ConnectionRefusedError(111, 'Connection refused')\n"
+        "def refuse(*_): raise ConnectionRefusedError(111, 'HostConnection refused')\n"
         "socket.create_connection = refuse"
     )
     found = by_subject(find(before))
     assert found[f"{ONE} to {OTHER}"].level == "error"
-    assert "Connection refused" in found[f"{ONE} to {OTHER}"].text
+    assert "HostConnection refused" in found[f"{ONE} to {OTHER}"].text
     assert found[f"{OTHER} to {ONE}"].level == "ok"
 
 

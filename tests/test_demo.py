@@ -15,16 +15,16 @@ import pytest
 from click.testing import CliRunner
 
 import kvstore as kv
+from kvstore import demo
+from kvstore.demo import BATCH, TUNED, PartTimes, TrainingResult, TrainingSettings, load_digits
 from kvstore.launch.cli import main
-from kvstore.launch.demo import Outcome, TrainingSettings, digits, network, screen
-from kvstore.launch.demo.training import BATCH, TUNED, Stopwatch, digest, step, train
 
 
-def trained(**settings: object) -> Outcome:
+def trained(**settings: object) -> TrainingResult:
     chosen = TrainingSettings(**settings)  # type: ignore[arg-type]
     with kv.create(chosen.store) as store:
         assert isinstance(store, kv.KVStore)
-        return train(store, chosen, digits.load(), lambda accuracy: None)
+        return demo.train(store, chosen, load_digits(), lambda accuracy: None)
 
 
 def test_the_command_reaches_its_accuracy_and_tells_how_the_time_was_spent() -> None:
@@ -97,19 +97,19 @@ SLOW = """
 import json, time
 import numpy as np
 import kvstore as kv
-from kvstore.launch.demo import TrainingSettings, digits, network, training
+from kvstore import demo
 
 store = kv.create("shared")
 if store.rank == 1:
-    usual = network.gradients
-    network.gradients = lambda *arguments: (time.sleep(0.5), usual(*arguments))[1]
-weights, watch, data = network.initial(0), training.Stopwatch(), digits.load()
+    usual = demo.sum_gradients
+    demo.sum_gradients = lambda *arguments: (time.sleep(0.5), usual(*arguments))[1]
+weights, watch, data = demo.initial_weights(0), demo.PartTimes(), demo.load_digits()
 store.init(list(weights), list(weights.values()))
-store.set_optimizer(training.rule(TrainingSettings(), 4))
+store.set_optimizer(demo.scheduled_optimizer(demo.TrainingSettings(), 4))
 for _ in range(4):
-    training.step(store, [weights], data, np.arange(training.BATCH), watch)
+    demo.train_step(store, [weights], data, np.arange(demo.BATCH), watch)
 if store.rank == 0:
-    print(json.dumps(watch.seconds))
+    print(json.dumps(watch))
 """
 
 
@@ -126,10 +126,10 @@ def test_time_that_another_worker_takes_is_told_from_the_pull(tmp_path: Path) ->
 
 def test_processes_that_share_cores_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
     cores = len(os.sched_getaffinity(0))
-    outcome = Outcome(0.97, 2.0, {"push": 1.0}, "0" * 12)
-    screen.report(TrainingSettings(), outcome, 1, cores)
+    result = TrainingResult(0.97, 2.0, {"push": 1.0}, "0" * 12)
+    demo.report(TrainingSettings(), result, 1, cores)
     assert "share" not in capsys.readouterr().out.rpartition("total")[2]
-    screen.report(TrainingSettings(), outcome, cores + 1, cores + 1)
+    demo.report(TrainingSettings(), result, cores + 1, cores + 1)
     shown = " ".join(capsys.readouterr().out.split())
     assert f"{cores + 1} processes share {'a core' if cores == 1 else f'{cores} cores'}" in shown
 
@@ -166,17 +166,17 @@ def test_the_rate_is_the_caller_s() -> None:
 
 
 def test_gradients_of_the_shards_add_up_and_point_downhill() -> None:
-    data, weights = digits.load(), network.initial(seed=0)
-    whole = network.gradients(weights, data.images[:60], data.labels[:60])
+    data, weights = load_digits(), demo.initial_weights(seed=0)
+    whole = demo.sum_gradients(weights, data.images[:60], data.labels[:60])
     parts = [
-        network.gradients(weights, data.images[i : i + 20], data.labels[i : i + 20]) for i in (0, 20, 40)
+        demo.sum_gradients(weights, data.images[i : i + 20], data.labels[i : i + 20]) for i in (0, 20, 40)
     ]
     for name, gradient in whole.items():
         np.testing.assert_allclose(sum(part[name] for part in parts), gradient, rtol=1e-4, atol=1e-4)
 
 
 def test_gradients_agree_with_finite_differences() -> None:
-    data, weights = digits.load(), network.initial(seed=0)
+    data, weights = load_digits(), demo.initial_weights(seed=0)
     images, labels = data.images[:8], data.labels[:8]
     double = {name: array.astype(np.float64) for name, array in weights.items()}
 
@@ -186,7 +186,7 @@ def test_gradients_agree_with_finite_differences() -> None:
         return float((np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(8), labels]).sum())
 
     random = np.random.default_rng(0)
-    for name, gradient in network.gradients(weights, images, labels).items():
+    for name, gradient in demo.sum_gradients(weights, images, labels).items():
         direction = random.standard_normal(gradient.shape)
         step, middle = 1e-5, double[name]
         double[name] = middle + step * direction
@@ -198,14 +198,14 @@ def test_gradients_agree_with_finite_differences() -> None:
 
 
 def test_the_digest_sees_one_bit() -> None:
-    weights = network.initial(seed=0)
-    before = digest(weights)
+    weights = demo.initial_weights(seed=0)
+    before = demo.digest_of(weights)
     weights["fc1.bias"].view(np.int32)[0] ^= 1
-    assert digest(weights) != before
+    assert demo.digest_of(weights) != before
 
 
 def test_the_data_is_split_without_overlap() -> None:
-    data = digits.load()
+    data = load_digits()
     assert len(data.labels) + len(data.test_labels) == 1797
     assert set(np.unique(data.test_labels)) == set(range(10))
     assert data.images.min() == 0
@@ -213,9 +213,9 @@ def test_the_data_is_split_without_overlap() -> None:
 
 
 def test_the_data_is_what_scikit_learn_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = digits.load()
-    monkeypatch.setattr(digits, "_FOLDERS", [])
-    for ours, theirs in zip(found, digits.load(), strict=True):
+    found = load_digits()
+    monkeypatch.setattr(demo, "_DIGITS_FILE", "no-such-file")
+    for ours, theirs in zip(found, load_digits(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -237,9 +237,9 @@ class Recorder:
 
 
 def pushed(rank: int, num_workers: int, replicas: int) -> list[list[np.ndarray]]:
-    data, worker = digits.load(), Recorder(rank, num_workers)
-    copies = [network.initial(seed=0) for _ in range(replicas)]
-    step(worker, copies, data, np.arange(BATCH), Stopwatch())  # type: ignore[arg-type]
+    data, worker = load_digits(), Recorder(rank, num_workers)
+    copies = [demo.initial_weights(seed=0) for _ in range(replicas)]
+    demo.train_step(worker, copies, data, np.arange(BATCH), PartTimes())  # type: ignore[arg-type]
     return worker.pushed
 
 
