@@ -12,7 +12,7 @@ import kvstore
 from kvstore.kernels import cpu
 
 from . import requirements
-from .checks import Finding, error, ok, warning
+from .checks import CheckFinding, error, ok, warning
 from .requirements import DISTRIBUTION, Dependency, version_of
 
 #: The compiled modules but that of the kernels: without it kvstore cannot be imported, and the error says so.
@@ -34,7 +34,7 @@ FRAMEWORKS = {
 }
 
 
-def python() -> Finding:
+def python() -> CheckFinding:
     """Name the interpreter."""
     text = f"{platform.python_implementation()} {platform.python_version()} on {platform.machine()}"
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
@@ -42,7 +42,7 @@ def python() -> Finding:
     return ok(text)
 
 
-def package() -> Finding:
+def package() -> CheckFinding:
     """Compare the imported version with the installed version."""
     text = f"{kvstore.__version__} in {kvstore.__path__[0]}"
     found = version_of(DISTRIBUTION)
@@ -53,7 +53,7 @@ def package() -> Finding:
     return ok(text)
 
 
-def compiled_modules(names: Sequence[str] = COMPILED) -> Finding:
+def compiled_modules(names: Sequence[str] = COMPILED) -> CheckFinding:
     """Import the compiled modules of the stores."""
     failed = [f"{name} ({missing})" for name in names if (missing := _import_error(name))]
     if failed:
@@ -69,7 +69,7 @@ def _import_error(name: str) -> ImportError | None:
     return None
 
 
-def instruction_set(machine: str | None = None, levels: Sequence[str] | None = None) -> Finding:
+def instruction_set(machine: str | None = None, levels: Sequence[str] | None = None) -> CheckFinding:
     """Name the level that the kernels use, and those that this processor could use."""
     machine, levels = machine or platform.machine(), levels or cpu.levels()
     text = f"{cpu.level()} of {', '.join(levels)}"
@@ -79,7 +79,7 @@ def instruction_set(machine: str | None = None, levels: Sequence[str] | None = N
     return ok(text)
 
 
-def dependencies(found: list[Dependency] | None = None) -> Finding:
+def dependencies(found: list[Dependency] | None = None) -> CheckFinding:
     """Compare the installed versions with those that kvstore always needs."""
     found = requirements.dependencies("") if found is None else found
     text = ", ".join(map(str, found))
@@ -87,7 +87,7 @@ def dependencies(found: list[Dependency] | None = None) -> Finding:
     return error(text, f"pip install {' '.join(wrong)}") if wrong else ok(text)
 
 
-def extra(name: str, found: list[Dependency] | None = None) -> Finding:
+def extra(name: str, found: list[Dependency] | None = None) -> CheckFinding:
     """Check one extra: if all of its distributions are installed, their versions must fit."""
     found = requirements.dependencies(name) if found is None else found
     install = f"pip install '{DISTRIBUTION}[{name}]'"
@@ -100,7 +100,7 @@ def extra(name: str, found: list[Dependency] | None = None) -> Finding:
     return ok(text)
 
 
-def frameworks() -> Finding:
+def frameworks() -> CheckFinding:
     """List the frameworks that are installed; none is imported."""
     found = []
     for module, names in FRAMEWORKS.items():

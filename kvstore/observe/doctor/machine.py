@@ -12,7 +12,7 @@ from kvstore.observe.processes import memfds
 from kvstore.settings.environment import text_of
 
 from . import cgroups
-from .checks import Finding, error, ok, warning
+from .checks import CheckFinding, error, ok, warning
 from .system_files import ROOT, chosen, kilobytes, size
 
 _LITTLE_MEMORY = 1 << 30
@@ -22,7 +22,7 @@ _F_ADD_SEALS, _F_SEAL_SHRINK = 1033, 2
 _REGION = "kvstore-[0-9a-f]{32}-"  # the name that rendezvous.py gives
 
 
-def processors(root: Path = ROOT, cores: int | None = None, usable: int | None = None) -> Finding:
+def processors(root: Path = ROOT, cores: int | None = None, usable: int | None = None) -> CheckFinding:
     """Compare the threads that kvstore starts with the processors that this process may use."""
     cores = cores or os.cpu_count() or 1
     usable = usable or len(os.sched_getaffinity(0))
@@ -44,7 +44,7 @@ def _threads() -> int:
     return 0
 
 
-def memory(root: Path = ROOT) -> Finding:
+def memory(root: Path = ROOT) -> CheckFinding:
     """Find the memory that the machine and the cgroups have left."""
     meminfo = root / "proc/meminfo"
     total, left = (kilobytes(meminfo, name) for name in ("MemTotal", "MemAvailable"))
@@ -63,7 +63,7 @@ def memory(root: Path = ROOT) -> Finding:
     return ok(text)
 
 
-def memfd(create: Callable[[str, int], int] | None = None) -> Finding:
+def memfd(create: Callable[[str, int], int] | None = None) -> CheckFinding:
     """Try the memory that `shared` and servers of this machine use."""
     try:
         create = create or os.memfd_create
@@ -78,7 +78,7 @@ def memfd(create: Callable[[str, int], int] | None = None) -> Finding:
     return ok("works; `shared` and servers on this machine use it, and no named memory")
 
 
-def shared_regions(root: Path = ROOT) -> Finding:
+def shared_regions(root: Path = ROOT) -> CheckFinding:
     """Check that the shared memory of this user's running jobs is as the workers wrote it."""
     from kvstore.stores.shared.native import _shared
 
@@ -94,7 +94,7 @@ def shared_regions(root: Path = ROOT) -> Finding:
     return ok(f"{len(found)} of running jobs: nothing is overwritten")
 
 
-def shared_memory_folder(path: str = "/dev/shm") -> Finding:  # noqa: S108 - only looked at
+def shared_memory_folder(path: str = "/dev/shm") -> CheckFinding:  # noqa: S108 - only looked at
     """Check the room in /dev/shm, which NCCL, MPI and other libraries need, and kvstore does not."""
     try:
         found = os.statvfs(path)
@@ -105,7 +105,7 @@ def shared_memory_folder(path: str = "/dev/shm") -> Finding:  # noqa: S108 - onl
     return shared_memory_room(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
 
-def shared_memory_room(total: int, left: int) -> Finding:
+def shared_memory_room(total: int, left: int) -> CheckFinding:
     """Compare the size of /dev/shm and the room in it, in bytes, with what those libraries need."""
     text = f"/dev/shm has {size(left)} of {size(total)} left"  # noqa: S108 - a sentence
     if left < _LITTLE_SHARED_MEMORY or total <= _LITTLE_SHARED_MEMORY:
@@ -113,7 +113,7 @@ def shared_memory_room(total: int, left: int) -> Finding:
     return ok(f"{text}; kvstore does not use it")
 
 
-def huge_pages(root: Path = ROOT) -> Finding:
+def huge_pages(root: Path = ROOT) -> CheckFinding:
     """Check whether values and states get the huge pages that kvstore asks for (madvise)."""
     folder = root / "sys/kernel/mm/transparent_hugepage"
     values, region = (chosen(folder / name) for name in ("enabled", "shmem_enabled"))

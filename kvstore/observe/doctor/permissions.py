@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from .checks import Finding, ok, warning
+from .checks import CheckFinding, ok, warning
 from .system_files import ROOT, field, number, size
 
 _INFINITE = resource.RLIM_INFINITY
@@ -14,7 +14,7 @@ _FEW_FILES = 1024
 _CAP_SYS_PTRACE = 19
 
 
-def locked_memory(root: Path = ROOT) -> Finding:
+def locked_memory(root: Path = ROOT) -> CheckFinding:
     """Check how much memory a process may lock, as drivers of InfiniBand do."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == _INFINITE:
@@ -25,7 +25,7 @@ def locked_memory(root: Path = ROOT) -> Finding:
     return ok(size(soft))
 
 
-def open_files() -> Finding:
+def open_files() -> CheckFinding:
     """Check how many descriptors this process may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == _INFINITE:
@@ -37,7 +37,7 @@ def open_files() -> Finding:
     return ok(str(soft))
 
 
-def address_space() -> Finding:
+def address_space() -> CheckFinding:
     """Check that `shared` can map addresses for a region that grows, and its file can grow."""
     limits = {"RLIMIT_AS": resource.RLIMIT_AS, "RLIMIT_FSIZE": resource.RLIMIT_FSIZE}
     found = {name: resource.getrlimit(limit)[0] for name, limit in limits.items()}
@@ -48,7 +48,7 @@ def address_space() -> Finding:
     return ok("unlimited")
 
 
-def ptrace(root: Path = ROOT) -> Finding:
+def ptrace(root: Path = ROOT) -> CheckFinding:
     """Check whether workers of `shared` may read each other's arrays (process_vm_readv)."""
     scope = number(root / "proc/sys/kernel/yama/ptrace_scope")
     if not scope:

@@ -83,7 +83,7 @@ class _Trace(msgspec.Struct, rename="camel"):
     trace_events: list[_TraceEvent]
 
 
-def head(facts: Any) -> bytes:
+def trace_head(facts: Any) -> bytes:
     """Return the text of a trace before its events, which `TAIL` follows."""
     return b'{"displayTimeUnit":"ms","otherData":' + msgspec.json.encode(facts) + b',"traceEvents":[\n'
 
@@ -116,7 +116,7 @@ def write(content: ProcessTrace, folder: Path, packed: bytes = b"") -> Path:
 
 
 def _texts(content: ProcessTrace, packed: bytes) -> Iterator[bytes]:
-    yield head(msgspec.structs.replace(content, events=[]))
+    yield trace_head(msgspec.structs.replace(content, events=[]))
     for at in range(0, len(packed), _AT_ONCE):
         yield b",\n" * (at > 0) + trace_text(packed[at : at + _AT_ONCE], content.origin, content.pid)
 

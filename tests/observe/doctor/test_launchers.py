@@ -9,7 +9,7 @@ import pytest
 from observation.checks import finding
 
 from kvstore.observe.doctor import launchers
-from kvstore.observe.doctor.checks import Finding
+from kvstore.observe.doctor.checks import CheckFinding
 from kvstore.observe.doctor.table import CHECKS
 
 SECRET = "a-text-that-nobody-may-read"
@@ -106,7 +106,7 @@ def test_a_wrong_mpi_is_a_warning(library: str, command: str, level: str) -> Non
     assert ("mpi4py" in found.cure) is (level == "warning")
 
 
-def with_mpi4py(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Finding:
+def with_mpi4py(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> CheckFinding:
     (folder / "mpi4py").mkdir()
     (folder / "mpi4py/__init__.py").write_text("class rc: pass\n")
     (folder / "mpi4py/MPI.py").write_text(text)

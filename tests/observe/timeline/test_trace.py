@@ -49,7 +49,7 @@ SERVER = [
 
 def written(folder: Path, *files: ProcessTrace) -> Path:
     path = folder / "job.json"
-    chrome.write(job_of(files), path)
+    chrome.write_trace(job_of(files), path)
     return path
 
 
@@ -98,7 +98,7 @@ def test_the_order_of_processes_is_workers_servers_scheduler(tmp_path: Path) -> 
     for one in files:
         process_trace.write(one, tmp_path)
     out = tmp_path / "job.json"
-    chrome.write(read_job(tmp_path), out)
+    chrome.write_trace(read_job(tmp_path), out)
     names = [name for (name,) in loaded(out).execute("SELECT name FROM process ORDER BY sort_index")]
     assert names == ["worker 0", "worker 1", "worker 1", "server 0", "scheduler"]
     assert read_job(tmp_path).notes == [

@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from kvstore.observe.doctor.checks import Finding
+from kvstore.observe.doctor.checks import CheckFinding
 from kvstore.observe.doctor.table import CHECKS, tests
 
 
-def finding(look: Callable[..., Finding], *arguments: Any, **more: Any) -> Finding:
+def finding(look: Callable[..., CheckFinding], *arguments: Any, **more: Any) -> CheckFinding:
     """Return the line of the report that the row of a function makes of its outcome."""
     row = next(one for one in itertools.chain(CHECKS, tests()) if one.function is look)
     return row.finding(look(*arguments, **more))
