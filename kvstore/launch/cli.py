@@ -485,7 +485,7 @@ def bench(
     """
     from kvstore.observe.bench import command
 
-    raise SystemExit(command.run(options, keys, dtype, peers, json_file, picture))
+    raise SystemExit(command.run_bench(options, keys, dtype, peers, json_file, picture))
 
 
 @main.command()

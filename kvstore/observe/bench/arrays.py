@@ -46,7 +46,7 @@ class KeyArrays:
         for flat in self.flat:
             flat.fill(1 if flat.dtype.kind in "iu" else 0.01)
 
-    def wrong(
+    def wrong_key(
         self, spare: KeyArrays, workers: int, codec: dict[str, Any] | None = None, summed: bool = True
     ) -> str | None:
         """Return the first key whose value is not the sum of the patterns; `spare` is overwritten.

@@ -45,7 +45,7 @@ class BenchKey(NamedTuple):
         return self.size * dtype_named(self.dtype).itemsize
 
 
-def load(source: str, dtype: str | None = None) -> list[BenchKey]:
+def load_keys(source: str, dtype: str | None = None) -> list[BenchKey]:
     """Make the list that --keys and --dtype name; a ConfigError says the fault in them."""
     if source not in MODELS and not os.path.isfile(source):
         raise ConfigError(f"--keys {source}: neither a file nor one of {', '.join(MODELS)}")
