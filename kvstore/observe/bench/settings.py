@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from kvstore import compression as codecs
 from kvstore import optimizer as optimizers
 from kvstore.errors import ConfigError, nearest
-from kvstore.observe.doctor import cgroups
-from kvstore.observe.doctor.system_files import ROOT, kilobytes, size
+from kvstore.observe.doctor.system_files import ROOT, cgroup_memory, kilobytes, size
 from kvstore.store_kinds import STORES, StoreKind
 
 from .key_lists import BenchKey
@@ -91,5 +90,5 @@ def needed_memory(settings: BenchSettings, keys: Sequence[BenchKey], peers: Sequ
 
 def available_memory(root: Path = ROOT) -> int | None:
     """Return the bytes that new processes can have; None if the system does not say."""
-    left, limit = kilobytes(root / "proc/meminfo", "MemAvailable"), cgroups.memory(root)
+    left, limit = kilobytes(root / "proc/meminfo", "MemAvailable"), cgroup_memory(root)
     return min((each for each in (left, limit and limit.left) if each is not None), default=None)

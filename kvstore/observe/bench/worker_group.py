@@ -22,7 +22,7 @@ from typing import Any
 from kvstore.errors import KVStoreError
 from kvstore.launch.process import tied_to
 from kvstore.launch.signals import deferred
-from kvstore.observe.shared_files import shared_files
+from kvstore.observe.processes import shared_files
 
 Message = dict[str, Any]
 

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kvstore.launch.process import tied_to
-from kvstore.observe.processes import facts, running
-from kvstore.observe.shared_files import shared_files
+from kvstore.observe.processes import facts, running, shared_files
 from kvstore.settings.definitions import LAUNCHERS, PLACE
 from kvstore.settings.environment import process_variables
 

@@ -8,7 +8,7 @@ from kvstore.settings.environment import process_variables
 
 from . import children
 from .checks import CheckFinding, error, ok, warning
-from .requirements import DISTRIBUTION, version_of
+from .installation import DISTRIBUTION, version_of
 from .system_files import ROOT, text
 
 

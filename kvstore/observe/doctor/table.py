@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from . import gpus, installation, launchers, machine, network, permissions, self_tests
+from . import gpus, installation, launchers, machine, network, self_tests
 from .checks import DoctorCheck
-from .requirements import DISTRIBUTION, EXTRAS
+from .installation import DISTRIBUTION, EXTRAS
 
 # fmt: off
 CHECKS = (
@@ -37,11 +37,11 @@ CHECKS = (
           "(mount -o remount,size=8G /dev/shm; docker run --shm-size=8g)"),
     DoctorCheck("huge pages", machine.huge_pages,
           "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"),
-    DoctorCheck("locked memory", permissions.locked_memory,
+    DoctorCheck("locked memory", machine.locked_memory,
           "ulimit -l unlimited; docker run --ulimit memlock=-1; LimitMEMLOCK=infinity in a systemd unit"),
-    DoctorCheck("open files", permissions.open_files),
-    DoctorCheck("address space", permissions.address_space, "ulimit -v unlimited -f unlimited"),
-    DoctorCheck("ptrace", permissions.ptrace),
+    DoctorCheck("open files", machine.open_files),
+    DoctorCheck("address space", machine.address_space, "ulimit -v unlimited -f unlimited"),
+    DoctorCheck("ptrace", machine.ptrace),
     DoctorCheck("launcher", launchers.launcher, "run `kvstore env`, which says which, with their values"),
     DoctorCheck("parameter server", launchers.parameter_server,
           "run `kvstore env`, which says what is wrong"),

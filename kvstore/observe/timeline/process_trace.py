@@ -121,7 +121,7 @@ def _texts(content: ProcessTrace, packed: bytes) -> Iterator[bytes]:
         yield b",\n" * (at > 0) + trace_text(packed[at : at + _AT_ONCE], content.origin, content.pid)
 
 
-def read(path: Path) -> ProcessTrace:
+def read_trace(path: Path) -> ProcessTrace:
     """Read a file.
 
     Raises

@@ -199,7 +199,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
         with pytest.raises(ValueError, match=NO_TRACE):
-            process_trace.read(path)
+            process_trace.read_trace(path)
 
 
 @pytest.mark.parametrize("most", [True, False])
@@ -208,7 +208,7 @@ def test_a_file_has_all_that_an_event_can_have(tmp_path: Path, most: bool) -> No
     all_of = (1 << 50, 1 << 51, NO_SLICE - 1, NO_SLICE, NO_SLICE, (1 << 32) - 1, -(1 << 31), BUCKET, 65535)
     event = Event(*all_of) if most else Event(0, 0, NO_SLICE, 0, 0, 0, NOBODY, WAITING, 0)
     path = process_trace.write(file([], events=[event] * 5000, origin=1000 * most), tmp_path)
-    assert process_trace.read(path).events == [event] * 5000
+    assert process_trace.read_trace(path).events == [event] * 5000
     assert len(json.loads(path.read_text())["traceEvents"]) == 5000
 
 
