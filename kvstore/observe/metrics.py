@@ -107,7 +107,7 @@ def _export(where: tuple[str, int] | str) -> None:
     global _listener, _file
     from . import openmetrics
 
-    registry = openmetrics.registry()
+    registry = openmetrics.metrics_registry()
     if isinstance(where, str):
         _file = _MetricsFile(registry, where)
     else:

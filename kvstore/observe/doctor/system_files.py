@@ -1,8 +1,8 @@
 """Files of /proc and /sys, below a folder that tests choose; the limits of control groups.
 
 Groups are those of this process, of version 1 and of version 2. A limit of a group is a limit of the groups
-in it, too. In a container /proc/self/cgroup can have a path of the host that does not exist: then the group of
-the container is at the mount point.
+in it, too. In a container /proc/self/cgroup can have a path of the host that does not exist: then the group
+of the container is at the mount point.
 """
 
 from __future__ import annotations
