@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kvstore.errors import ConfigError
 from kvstore.observe.counters import PHASES, WAITING
-from kvstore.observe.native._observe import job_id, now
+from kvstore.observe.native._observe import job_id
 from kvstore.observe.processes import ORDER, ProcessFacts, command, facts, name_of, process_name, role_of
 
 from .pages import CounterPage, counter_pages
@@ -68,14 +68,14 @@ class JobWatch:
             if page.process in in_view:  # other jobs of the user take no times
                 page.ask_for_times(self._ahead)
         self._add_news({(row["process"], row["number"]): row for row in shown})
-        unreadable = [page.process for page in pages if not page.is_readable]
+        unreadable = [page.process for page in pages if page.stores is None]
         return {"jobs": list(_group_by_job(shown)), "news": self._news, "unreadable": unreadable}
 
     def _rows_of_page(self, page: CounterPage, before: ProcessSnapshot | None) -> list[Row]:
-        process, stores = facts(page.process), page.stores()
+        process = facts(page.process)
         if process is None:
             return []
-        after = ProcessSnapshot(now(), process, {one["place"]: one for one in stores})
+        after = ProcessSnapshot(page.at, process, {one["place"]: one for one in page.stores or ()})
         self._snapshots[page.process] = after
         return store_rows(page.process, before, after)
 
