@@ -128,7 +128,7 @@ def test_an_mpiexec_that_cannot_be_run_is_no_test(tmp_path: Path, monkeypatch: p
     (tmp_path / "mpiexec").write_text("no program")
     (tmp_path / "mpiexec").chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path))
-    subjects = [check.subject for check in table.tests()]
+    subjects = [check.subject for check in table.self_test_checks()]
     assert "test dist_sync" in subjects and "test mpi" not in subjects
 
 

@@ -15,7 +15,7 @@ from ...events import ARRIVED, BACK, BUCKET, CALL, LOST, NO_SLICE, STEP, Event
 from ...processes import ORDER, name_of, process_name
 from ..process_trace import FORMAT, ProcessTrace, read_trace
 from ..sources import StoreRecord
-from .alignment import Alignment, align
+from .alignment import ClockAlignment, align_clocks
 
 _HEAD = 256  # bytes within which a file names its format
 
@@ -33,7 +33,7 @@ class JobProcess:
     """
 
     file: ProcessTrace
-    alignment: Alignment
+    alignment: ClockAlignment
     events: list[Event]
     stores: dict[int, StoreRecord] = field(default_factory=dict)
 
@@ -76,7 +76,7 @@ class JobTimeline:
 
 def job_of(files: Sequence[ProcessTrace], notes: Sequence[str] = ()) -> JobTimeline:
     """Put the processes of a job together."""
-    alignments = align(files)
+    alignments = align_clocks(files)
     times = [_aligned_times(file, one) for file, one in zip(files, alignments, strict=True)]
     origin = min((int(begins.min()) for begins, _ in times if begins.size), default=0)
     processes = []
@@ -89,7 +89,7 @@ def job_of(files: Sequence[ProcessTrace], notes: Sequence[str] = ()) -> JobTimel
     return JobTimeline(processes, [*notes, *_loss_notes(processes), *_clock_notes(processes)])
 
 
-def _aligned_times(file: ProcessTrace, alignment: Alignment) -> tuple[np.ndarray, np.ndarray]:
+def _aligned_times(file: ProcessTrace, alignment: ClockAlignment) -> tuple[np.ndarray, np.ndarray]:
     """Return begin and end of the events of a file in the time of the job."""
     times = np.array([event[:2] for event in file.events], np.int64).reshape(-1, 2)
     return alignment.apply(times[:, 0]), alignment.apply(times[:, 1])
