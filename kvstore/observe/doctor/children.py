@@ -29,7 +29,7 @@ def launched(workers: int, servers: int) -> tuple[str, ...]:
     return (*launch, "--", *JOB)
 
 
-class Ran(NamedTuple):
+class ProgramEnd(NamedTuple):
     """The end of a program: its exit code, or None if its deadline has passed, and its output."""
 
     code: int | None
@@ -45,12 +45,12 @@ class Ran(NamedTuple):
         return f"it ended with exit code {self.code}" + (f": {last}" if last else ", with an empty stderr")
 
 
-def run_program(*words: str) -> Ran:
+def run_program(*words: str) -> ProgramEnd:
     """Run a program of `job` with these arguments."""
     return run([*JOB, *words], _DEADLINE)
 
 
-def run(command: Sequence[str], deadline: float, environment: Mapping[str, str] | None = None) -> Ran:
+def run(command: Sequence[str], deadline: float, environment: Mapping[str, str] | None = None) -> ProgramEnd:
     """Run a program until it ends; after `deadline` seconds it gets SIGTERM, and then SIGKILL.
 
     The kernel kills it if the thread that called this function ends.
@@ -69,11 +69,11 @@ def run(command: Sequence[str], deadline: float, environment: Mapping[str, str] 
         try:
             out, err = process.communicate(timeout=deadline)
         except subprocess.TimeoutExpired:
-            return Ran(None, *_ended(process))
+            return ProgramEnd(None, *_ended(process))
         except BaseException:
             _ended(process)
             raise
-        return Ran(process.returncode, out, err)
+        return ProgramEnd(process.returncode, out, err)
 
 
 def alone() -> dict[str, str]:

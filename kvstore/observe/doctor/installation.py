@@ -25,7 +25,10 @@ EXTRAS = ("demo", "cli", "metrics", "bfloat16", "cuda", "mpi", "nccl")
 _LINE = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*)(?:;(.*))?")
 _EXTRA = re.compile(r"extra == ['\"]([^'\"]+)['\"]")
 _CLAUSE = re.compile(r"(>=|<=|==|!=|<|>)\s*([0-9][0-9.]*)")
-_NAMES = {">=": "ge", "<=": "le", "==": "eq", "!=": "ne", "<": "lt", ">": "gt"}  # of module operator
+_COMPARE = {
+    **{">=": operator.ge, "<=": operator.le, "==": operator.eq},
+    **{"!=": operator.ne, "<": operator.lt, ">": operator.gt},
+}
 _NUMBERS = 8  # of a version that are compared
 
 #: The compiled modules but that of the kernels: without it kvstore cannot be imported, and the error says so.
@@ -165,12 +168,12 @@ def version_of(name: str) -> str | None:
 def is_within(version: str, versions: str) -> bool:
     """Whether a version fits all clauses, such as ``>=0.68,<0.69``; suffixes of versions are ignored."""
     return all(
-        getattr(operator, _NAMES[symbol])(_numbers(version), _numbers(limit))
+        _COMPARE[symbol](_version_numbers(version), _version_numbers(limit))
         for symbol, limit in _CLAUSE.findall(versions)
     )
 
 
-def _numbers(version: str) -> list[int]:
+def _version_numbers(version: str) -> list[int]:
     match = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
     numbers = [int(part) for part in match[0].split(".")] if match else []
     return (numbers + [0] * _NUMBERS)[:_NUMBERS]

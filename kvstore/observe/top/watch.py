@@ -158,7 +158,8 @@ def _store_rates(place: int, before: ProcessSnapshot | None, after: ProcessSnaps
     if then is None or sum(now["calls"]) < sum(then["calls"]) or now["store"] != then["store"]:
         return rates  # another store has this place
     for name, field in _PER_SECOND.items():
-        rates[f"{name}_per_second"] = sum(_growth(then[field], now[field])) / seconds
+        grown = _growth(*(one[field] if name != "rounds" else [one[field]] for one in (then, now)))
+        rates[f"{name}_per_second"] = sum(grown) / seconds
     spent = _growth(_phase_ns(then, before.at), _phase_ns(now, after.at))
     rates["phases"] = {phase: ns * 1e-9 / seconds for phase, ns in zip(PHASES, spent, strict=True)}
     return rates
@@ -172,9 +173,8 @@ def _phase_ns(one: dict[str, Any], at: int) -> list[int]:
     return spent
 
 
-def _growth(before: int | Sequence[int], after: int | Sequence[int]) -> list[int]:
-    pairs = [(before, after)] if isinstance(before, int) else zip(before, after, strict=True)  # type: ignore[arg-type]
-    return [max(0, now - then) for then, now in pairs]
+def _growth(before: Sequence[int], after: Sequence[int]) -> list[int]:
+    return [max(0, now - then) for then, now in zip(before, after, strict=True)]
 
 
 def _present_wait(one: dict[str, Any], at: int) -> dict[str, Any] | None:
