@@ -47,7 +47,7 @@ def _is_ours(record: logging.LogRecord) -> bool:
     logger: logging.Logger | None = logging.getLogger(record.name)
     while logger is not None:
         for handler in logger.handlers:
-            is_foreign = not isinstance(handler.formatter, _Formatter) and _writes(handler)
+            is_foreign = not isinstance(handler.formatter, _Formatter) and _writes_lines(handler)
             if is_foreign and record.levelno >= handler.level:
                 return False
         logger = logger.parent if logger.propagate else None
@@ -70,13 +70,13 @@ def start(name: str = "", stream: SupportsWrite[str] | None = None) -> None:
         The variable has another form than ``LEVEL[:LOGGER,...]``.
     """
     if not _started.is_set():
-        _configure(stream)
+        _configure_loggers(stream)
         _started.set()
     if name or not _process:
         introduce(name or _name_by_launcher())
 
 
-def _configure(stream: SupportsWrite[str] | None) -> None:
+def _configure_loggers(stream: SupportsWrite[str] | None) -> None:
     text = text_of("log").strip()
     if not text:
         return
@@ -84,7 +84,7 @@ def _configure(stream: SupportsWrite[str] | None) -> None:
     for name in names:
         logging.getLogger(name).setLevel(level)
     ours = logging.getLogger("kvstore")
-    if not any(_writes(one) for one in ours.handlers):
+    if not any(_writes_lines(one) for one in ours.handlers):
         handler = logging.StreamHandler(stream)
         handler.addFilter(_is_ours)
         handler.setFormatter(_Formatter(_FORMAT, "%H:%M:%S"))
@@ -135,5 +135,5 @@ def parsed(text: str) -> tuple[int, list[str]]:
     return _LEVELS[word.strip().lower()], names
 
 
-def _writes(handler: logging.Handler) -> bool:
+def _writes_lines(handler: logging.Handler) -> bool:
     return not isinstance(handler, logging.NullHandler)

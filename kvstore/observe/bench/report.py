@@ -49,7 +49,7 @@ def report_object(
         "peers": [_peer_object(way, ways[0], nbytes) for way in ways],
         "left_out": left_out,
     }
-    return {**found, "notes": list(_notes(found))}
+    return {**found, "notes": list(_result_notes(found))}
 
 
 def _peer_object(way: PeerWay, ours: PeerWay, nbytes: int) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _peer_object(way: PeerWay, ours: PeerWay, nbytes: int) -> dict[str, Any]:
     }
 
 
-def _notes(found: Mapping[str, Any]) -> Iterator[str]:
+def _result_notes(found: Mapping[str, Any]) -> Iterator[str]:
     """Say what the figures do not show by themselves."""
     yield "GB/s: gradients of one worker ÷ time of a call, which is that of its slowest worker"
     yield f"{MEMCPY}: one thread of each worker copies its gradients to other memory and back"

@@ -57,7 +57,7 @@ class DoctorCheck(NamedTuple):
     def run(self) -> CheckFinding:
         """Run the check in a thread; an exception, or no outcome within the deadline, is an error."""
         found: list[CheckFinding] = []
-        thread = threading.Thread(target=lambda: found.append(self._outcome()), daemon=True)
+        thread = threading.Thread(target=lambda: found.append(self._function_outcome()), daemon=True)
         thread.start()
         thread.join(self.deadline)
         late = error(f"this check has not answered within {self.deadline:g} s", _REPORT)
@@ -65,7 +65,7 @@ class DoctorCheck(NamedTuple):
         cure = outcome.cure or ("" if outcome.level == "ok" else self.cure)
         return outcome._replace(subject=self.subject, cure=cure)
 
-    def _outcome(self) -> CheckFinding:
+    def _function_outcome(self) -> CheckFinding:
         try:
             return self.function()
         except Exception as failure:

@@ -69,9 +69,9 @@ def run(command: Sequence[str], deadline: float, environment: Mapping[str, str] 
         try:
             out, err = process.communicate(timeout=deadline)
         except subprocess.TimeoutExpired:
-            return ProgramEnd(None, *_ended(process))
+            return ProgramEnd(None, *_end_program(process))
         except BaseException:
-            _ended(process)
+            _end_program(process)
             raise
         return ProgramEnd(process.returncode, out, err)
 
@@ -85,9 +85,9 @@ def alone() -> dict[str, str]:
     return {name: value for name, value in process_variables().items() if name not in names}
 
 
-def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
+def _end_program(process: subprocess.Popen[str]) -> tuple[str, str]:
     """End a program and remove the files of its MPI; return the output that can be read."""
-    files = {name for one in _descendants(process.pid) for name in shared_files(one)}
+    files = {name for one in _process_tree(process.pid) for name in shared_files(one)}
     try:
         for number, seconds in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, 1.0)):
             process.send_signal(number)
@@ -103,7 +103,7 @@ def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
                 os.unlink(name)
 
 
-def _descendants(process: int) -> list[int]:
+def _process_tree(process: int) -> list[int]:
     """List a process, its children, and theirs."""
     parents = {number: found.parent for number in running() if (found := facts(number))}
     listed = [process]

@@ -62,7 +62,7 @@ class FarHost:
         try:
             answer: dict[str, Any] = json.loads(line)
         except ValueError:
-            raise OSError(f"it has answered {_quoted(line)}") from None
+            raise OSError(f"it has answered {_quoted_line(line)}") from None
         if "error" in answer:
             raise OSError(answer["error"])
         return answer
@@ -84,7 +84,9 @@ class FarHost:
             while (line := self._read_line(_GREETED).strip()) != GREETING:
                 first = first or line
         except OSError as failure:
-            raise OSError(f"{failure}; it has answered {_quoted(first)}" if first else str(failure)) from None
+            raise OSError(
+                f"{failure}; it has answered {_quoted_line(first)}" if first else str(failure)
+            ) from None
 
     def _read_line(self, deadline: float) -> str:
         """Read one line; a process that does not write it within the deadline is killed."""
@@ -107,7 +109,7 @@ class FarHost:
         return f"the connection has ended with exit code {code}" + (f": {last}" if last else "")
 
 
-def _quoted(line: str) -> str:
+def _quoted_line(line: str) -> str:
     return repr(line.strip()[:_QUOTED])
 
 

@@ -85,7 +85,7 @@ def mpi() -> CheckFinding:
     if library.code != 0:
         cure = "install an MPI, such as `pip install mpich`, or the one that mpi4py was built for"
         return warning(f"mpi4py does not work: {library.reason}", cure)
-    command = _mpiexec()
+    command = _find_mpiexec()
     if command is None:
         text = f"{library.out.strip()}, but there is no mpiexec on PATH"
         return warning(text, "put the folder of mpiexec on PATH")
@@ -106,7 +106,7 @@ def mpi_launcher() -> tuple[str, ...]:
 
     Open MPI needs options to start more processes than cores, and to start them as root.
     """
-    command = _mpiexec()
+    command = _find_mpiexec()
     if command is None or importlib.util.find_spec("mpi4py") is None:
         return ()
     if brand(children.run([command, "--version"], _DEADLINE).out) != "Open MPI":
@@ -115,7 +115,7 @@ def mpi_launcher() -> tuple[str, ...]:
     return ("env", *root, command, "--oversubscribe")
 
 
-def _mpiexec() -> str | None:
+def _find_mpiexec() -> str | None:
     """Find mpiexec on PATH, or else in the folder of Python, where a wheel of an MPI installs it."""
     path = process_variables().get("PATH", os.defpath)
     return shutil.which("mpiexec", path=os.pathsep.join([path, os.path.dirname(sys.executable)]))

@@ -31,7 +31,7 @@ def processors(root: Path = ROOT, cores: int | None = None, usable: int | None =
     cores = cores or os.cpu_count() or 1
     usable = usable or len(os.sched_getaffinity(0))
     quota = cgroup_processors(root)
-    threads = _threads() or usable  # the default, 0, stands for all usable processors
+    threads = _wanted_threads() or usable  # the default, 0, stands for all usable processors
     text = f"{usable} of {cores} cores usable, {threads} threads for large arrays"
     if quota is not None and quota < min(threads, usable):
         text += f", but a cgroup allows the time of {quota:g}: threads are stopped in the middle of a sum"
@@ -42,7 +42,7 @@ def processors(root: Path = ROOT, cores: int | None = None, usable: int | None =
     return ok(text)
 
 
-def _threads() -> int:
+def _wanted_threads() -> int:
     with contextlib.suppress(ValueError):  # the check of settings reports it
         return int(text_of("threads"))
     return 0

@@ -90,13 +90,13 @@ class TimelineRecorder:
         self._written, began = events, time.monotonic()
         try:
             packed = packed_events()
-            path = process_trace.write(self._trace(events, packed), self.folder, packed)
+            path = process_trace.write(self._trace_head(events, packed), self.folder, packed)
         except (OSError, KVStoreError, MemoryError) as error:
             log.warning("the timeline of this process is not written to %s: %s", self.folder, error)
             return
         log.info("timeline: %d events written to %s in %.2f s", events, path, time.monotonic() - began)
 
-    def _trace(self, events: int, packed: bytes) -> Any:
+    def _trace_head(self, events: int, packed: bytes) -> Any:
         """Return the trace without events; `events` is the number of those that were recorded."""
         import socket
 

@@ -30,7 +30,7 @@ def run(job: str | None, interval: float, once: bool, as_json: bool, write: Call
     live = not once and not as_json and sys.stdout.isatty()
     height = 0
     with contextlib.suppress(KeyboardInterrupt):
-        for view in _views(JobWatch(job, interval), interval, once):
+        for view in _job_views(JobWatch(job, interval), interval, once):
             if as_json:
                 write(json.dumps(view))
                 continue
@@ -42,7 +42,7 @@ def run(job: str | None, interval: float, once: bool, as_json: bool, write: Call
             height = len(shown) if live else 0
 
 
-def _views(watch: JobWatch, interval: float, once: bool) -> Iterator[dict[str, Any]]:
+def _job_views(watch: JobWatch, interval: float, once: bool) -> Iterator[dict[str, Any]]:
     """Yield views. The first has no rates: with `once` it is not shown."""
     view = watch.next_view()
     while view["jobs"] and not once:

@@ -24,15 +24,15 @@ class TableColumn(NamedTuple):
     is_wide: bool = False
 
 
-def _phase(name: str) -> Callable[[Row], str]:
+def _phase_cell(name: str) -> Callable[[Row], str]:
     return lambda row: _percent_text((row["phases"] or {}).get(name))
 
 
-def _number(name: str) -> Callable[[Row], str]:
+def _number_cell(name: str) -> Callable[[Row], str]:
     return lambda row: _number_text(row[name])
 
 
-def _bytes(name: str) -> Callable[[Row], str]:
+def _bytes_cell(name: str) -> Callable[[Row], str]:
     return lambda row: _bytes_text(row[name])
 
 
@@ -53,18 +53,18 @@ _COLUMNS = (
     TableColumn("PROCESS", _name_text),
     TableColumn("PID", lambda row: str(row["process"])),
     TableColumn("STORE", lambda row: str(row["store"]), is_wide=True),
-    TableColumn("CALLS/S", _number("calls_per_second"), is_wide=True),
-    TableColumn("MOVE", _phase("moving"), is_wide=True),
-    TableColumn("SUM", _phase("summing"), is_wide=True),
-    TableColumn("UPDATE", _phase("updating"), is_wide=True),
-    TableColumn("CONVERT", _phase("converting"), is_wide=True),
-    TableColumn("ROUNDS/S", _number("rounds_per_second")),
-    TableColumn("SENT/S", _bytes("sent_bytes_per_second")),
-    TableColumn("RECV/S", _bytes("received_bytes_per_second")),
-    TableColumn("MEMORY", _bytes("memory_bytes")),
+    TableColumn("CALLS/S", _number_cell("calls_per_second"), is_wide=True),
+    TableColumn("MOVE", _phase_cell("moving"), is_wide=True),
+    TableColumn("SUM", _phase_cell("summing"), is_wide=True),
+    TableColumn("UPDATE", _phase_cell("updating"), is_wide=True),
+    TableColumn("CONVERT", _phase_cell("converting"), is_wide=True),
+    TableColumn("ROUNDS/S", _number_cell("rounds_per_second")),
+    TableColumn("SENT/S", _bytes_cell("sent_bytes_per_second")),
+    TableColumn("RECV/S", _bytes_cell("received_bytes_per_second")),
+    TableColumn("MEMORY", _bytes_cell("memory_bytes")),
     TableColumn("CPU", lambda row: _percent_text(row["cpu"])),
     TableColumn("LOST", lambda row: str(row["losses"] or "-")),
-    TableColumn("WAIT", _phase("waiting")),
+    TableColumn("WAIT", _phase_cell("waiting")),
     TableColumn("WAITS FOR", _wait_text),
 )
 _TEXTS = ("PROCESS", "STORE", "WAITS FOR")

@@ -49,14 +49,14 @@ def _trace_objects(job: JobTimeline) -> Iterator[_Object]:
     """Yield the objects that name processes and tracks, then events by their time, outer spans first."""
     found: list[Iterator[_Object]] = []
     for pid, process in enumerate(job.processes, 1):
-        tracks = _tracks(process)
+        tracks = _process_tracks(process)
         yield from _name_objects(pid, process, [name for name, _ in tracks])
         found += (_event_objects(pid, tid, process, events) for tid, (_, events) in enumerate(tracks, 1))
         found.append(_queue_objects(pid, process))
     yield from heapq.merge(*found, key=lambda one: one["ts"])
 
 
-def _tracks(process: JobProcess) -> list[tuple[str, list[Event]]]:
+def _process_tracks(process: JobProcess) -> list[tuple[str, list[Event]]]:
     """Return the name and the events of each track; spans that are not nested need several tracks."""
     file, found = process.file, list[tuple[str, list[Event]]]()
     engine = {thread for thread, name in file.threads.items() if name == ENGINE}

@@ -30,7 +30,7 @@ def _worker_lines(workers: list[dict[str, Any]]) -> Iterator[str]:
     yield from table_lines(
         ["", "steps", "step", *SHARES],
         *(
-            [f"worker {one['rank']}", str(one["steps"]), _time_text(one["step"]), *_percents(one)]
+            [f"worker {one['rank']}", str(one["steps"]), _time_text(one["step"]), *_share_texts(one)]
             for one in workers
         ),
     )
@@ -60,7 +60,7 @@ def _overlap_lines(workers: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _server_lines(servers: list[dict[str, Any]]) -> Iterator[str]:
-    return table_lines(["", *PHASES], *([f"server {one['rank']}", *_percents(one)] for one in servers))
+    return table_lines(["", *PHASES], *([f"server {one['rank']}", *_share_texts(one)] for one in servers))
 
 
 def _key_lines(keys: list[dict[str, Any]]) -> Iterator[str]:
@@ -72,7 +72,7 @@ def _key_lines(keys: list[dict[str, Any]]) -> Iterator[str]:
     yield from table_lines(["key", "all", *PHASES, "bytes"], *rows)
 
 
-def _percents(row: dict[str, Any]) -> list[str]:
+def _share_texts(row: dict[str, Any]) -> list[str]:
     return [f"{share:.1%}" for share in row["shares"].values()]
 
 
