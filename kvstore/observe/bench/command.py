@@ -56,7 +56,7 @@ class WrongSum(KVStoreError):
 
 
 class CommandInterrupted(BaseException):
-    """A signal, whose number is the argument, asks the command to end."""
+    """A signal asks the command to end; the argument is its number."""
 
 
 def run_bench(

@@ -1,6 +1,6 @@
 """The table of the checks: the name of each, the function that runs it, and what to do after a fault.
 
-A function names the cure itself if it depends on what was found.
+A function names the cure itself if it depends on the finding.
 """
 
 from __future__ import annotations

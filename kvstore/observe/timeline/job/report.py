@@ -63,7 +63,7 @@ def job_report(job: JobTimeline) -> dict[str, Any]:
 
 
 def _worker_row(process: JobProcess, steps: WorkerSteps) -> dict[str, Any]:
-    """Describe a worker; the shares, whose sum is 1, are about its usual steps."""
+    """Describe a worker. The shares are parts of its usual steps; their sum is 1."""
     usual = steps.usual
     begin, end = max(steps.times, key=lambda one: one[1] - one[0])
     return {

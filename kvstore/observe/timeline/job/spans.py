@@ -56,7 +56,7 @@ def by_thread(events: Sequence[Event]) -> dict[int, list[Event]]:
 
 
 def cut_segments(spans: Iterable[Event]) -> Iterator[tuple[int, int, Event]]:
-    """Cut spans into disjoint segments: begin, end and, of the spans at that time, the last to begin.
+    """Yield disjoint segments of spans: begin, end and, of the spans at that time, the last that began.
 
     `spans` are in the order of `nested_lanes`.
     """
