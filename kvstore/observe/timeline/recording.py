@@ -80,13 +80,13 @@ class TimelineRecorder:
             _end_by_signal(_ended_by[0])
 
     def _write_file(self, again: bool) -> None:
-        from . import process_trace
-
         for source, describe in list(self.open_stores.items()):
             self.keep_record(source, describe)
         events = recorded()
         if not self._records or (events == self._written and not again):
             return
+        from . import process_trace
+
         self._written, began = events, time.monotonic()
         try:
             packed = packed_events()
