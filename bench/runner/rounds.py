@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.peers.group.driver import Group
 from bench.runner.machine import Others, Probe
-from kvstore.observe.bench.rounds import Way, best, in_turn, round_ratios, shortlist
+from kvstore.observe.bench.rounds import PeerWay, best_ways, close_ways, in_turn, round_ratios
 
 BUSY = 0.10  # a round in which other processes used more than this share of the processors is repeated
 CLOSE = 1.25  # variants are kept if they are slower than the peer's best by at most this factor,
@@ -36,7 +36,7 @@ class Plan:
     warm: int = 2  # calls before those from which the speed of a variant is estimated
 
 
-class Contender(Way):
+class Contender(PeerWay):
     """One variant of one peer's process.
 
     It has, for each round, the median seconds, the 99th percentile, the processor seconds of a call, and the
@@ -56,7 +56,7 @@ class Contender(Way):
 
     def measure(self) -> None:
         """Measure a turn, after calls that fill the caches again."""
-        times = self.turn(max(1, self.calls // 10))
+        times = self.measure_turn(max(1, self.calls // 10))
         self.tails.append(sorted(times)[int(0.99 * len(times))])
         self.cpu.append(self.process.cpu)
         self.moved.append(self.process.moved)
@@ -98,9 +98,9 @@ def measure(case: Any, peers: Sequence[Group], plan: Plan, probe: Callable[[], P
     contenders = [c for process, variants in ready for c in _contenders(process, variants, plan)]
     if not contenders:
         return None
-    contenders = shortlist(contenders, CLOSE, plan.field)
+    contenders = close_ways(contenders, CLOSE, plan.field)
     probes, shares = _race(contenders, plan, probe)
-    found = best(contenders)
+    found = best_ways(contenders)
     variants = {one.peer: one.label for one in found}
     noted = ({one.peer: getattr(one, name) for one in found} for name in _NOTED)
     seconds, *more = noted

@@ -20,7 +20,7 @@ from bench.peers.group.driver import Group
 from bench.peers.setting import Setting
 from bench.runner import compiled, machine
 from bench.runner.rounds import Measured, Plan, measure
-from kvstore.observe.bench.settings import available
+from kvstore.observe.bench.settings import available_memory
 from kvstore.observe.bench.worker_group import PeerFailure
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def one(claim: Claim, case: Any, peers: Sequence[Group], plan: Plan, prober: Any
 def _fitting(claim: Claim, case: Any, peers: list[Group]) -> list[Group]:
     """Omit peers, the last first, until the arrays of all others fit into memory."""
     needs = accumulate(claim.memory(case, peer.setting) for peer in peers)
-    room, found = available(), []
+    room, found = available_memory(), []
     for peer, need in zip(peers, needs, strict=True):
         if room is None or need <= room:
             found.append(peer)

@@ -319,14 +319,15 @@ def doctor(as_json: bool, no_tests: bool, speed: bool, **options: Any) -> None:
     hosts = remote_hosts.hosts_of_options(None, 0, options)
     colours = {"ok": "green", "warning": "yellow", "error": "red"}
     found = []
-    far = () if hosts is None else map(report.redacted, far_hosts.findings(hosts))
-    for one in itertools.chain(report.findings(not no_tests, speed), far):
+    far = () if hosts is None else map(report.without_secrets, far_hosts.check_hosts(hosts))
+    for one in itertools.chain(report.run_checks(not no_tests, speed), far):
         found.append(one)
         if not as_json:
-            level, rest = report.line(one)[:7], report.line(one)[7:]
+            level, rest = report.finding_line(one)[:7], report.finding_line(one)[7:]
             click.echo(click.style(level, fg=colours[one.level]) + rest)
-    click.echo(json.dumps(report.as_objects(found), indent=2) if as_json else f"\n{report.last_line(found)}")
-    raise SystemExit(0 if report.is_sound(found) else 1)
+    objects = [one._asdict() for one in found]
+    click.echo(json.dumps(objects, indent=2) if as_json else f"\n{report.last_line(found)}")
+    raise SystemExit(1 if any(one.level == "error" for one in found) else 0)
 
 
 @main.command()
@@ -388,7 +389,7 @@ def bench(
     """
     from kvstore.observe.bench import command
 
-    raise SystemExit(command.run(options, keys, dtype, peers, json_file, picture))
+    raise SystemExit(command.run_bench(options, keys, dtype, peers, json_file, picture))
 
 
 @main.command()
@@ -405,18 +406,17 @@ def timeline(folder: str, output: str | None, report: bool, as_json: bool) -> No
     The trace (-o) can be opened at https://ui.perfetto.dev.
     """
     import json
-    from dataclasses import asdict
     from pathlib import Path
 
     from kvstore.observe.timeline.job import chrome, model, text
-    from kvstore.observe.timeline.job.report import report as report_of
+    from kvstore.observe.timeline.job.report import job_report
 
     if output == "-":
         raise click.BadParameter("a trace is written to a file, not to stdout.", param_hint="-o")
     job = model.read_job(Path(folder))
     if output is not None:
-        count = chrome.write(job, Path(output))
+        count = chrome.write_trace(job, Path(output))
         click.echo(f"{count} events of {len(job.processes)} processes are in {output}", err=True)
     if report or as_json or output is None:
-        found = report_of(job)
-        click.echo(json.dumps(asdict(found), indent=2) if as_json else "\n".join(text.lines(found)))
+        found = job_report(job)
+        click.echo(json.dumps(found, indent=2) if as_json else "\n".join(text.report_lines(found)))

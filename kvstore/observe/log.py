@@ -31,26 +31,19 @@ SLOW = 1.0
 _LEVELS = {"info": logging.INFO, "debug": logging.DEBUG}
 _started = threading.Event()
 _process = ""  # its name
+_handler: logging.Handler | None = None
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s %(processName)s: %(message)s"
 
 
-class _Formatter(logging.Formatter):
-    """Adds the name of the process."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        record.processName = _process
-        return super().format(record)
-
-
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether no handler of the application writes a record: no line is written twice."""
+    """Whether no handler of the application writes a record; then the record gets the name of the process."""
     logger: logging.Logger | None = logging.getLogger(record.name)
     while logger is not None:
         for handler in logger.handlers:
-            is_foreign = not isinstance(handler.formatter, _Formatter) and _writes(handler)
-            if is_foreign and record.levelno >= handler.level:
+            if handler is not _handler and _writes_lines(handler) and record.levelno >= handler.level:
                 return False
         logger = logger.parent if logger.propagate else None
+    record.processName = _process
     return True
 
 
@@ -70,13 +63,14 @@ def start(name: str = "", stream: SupportsWrite[str] | None = None) -> None:
         The variable has another form than ``LEVEL[:LOGGER,...]``.
     """
     if not _started.is_set():
-        _configure(stream)
+        _configure_loggers(stream)
         _started.set()
     if name or not _process:
         introduce(name or _name_by_launcher())
 
 
-def _configure(stream: SupportsWrite[str] | None) -> None:
+def _configure_loggers(stream: SupportsWrite[str] | None) -> None:
+    global _handler
     text = text_of("log").strip()
     if not text:
         return
@@ -84,11 +78,11 @@ def _configure(stream: SupportsWrite[str] | None) -> None:
     for name in names:
         logging.getLogger(name).setLevel(level)
     ours = logging.getLogger("kvstore")
-    if not any(_writes(one) for one in ours.handlers):
-        handler = logging.StreamHandler(stream)
-        handler.addFilter(_is_ours)
-        handler.setFormatter(_Formatter(_FORMAT, "%H:%M:%S"))
-        ours.addHandler(handler)
+    if not any(_writes_lines(one) for one in ours.handlers):
+        _handler = logging.StreamHandler(stream)
+        _handler.addFilter(_is_ours)
+        _handler.setFormatter(logging.Formatter(_FORMAT, "%H:%M:%S"))
+        ours.addHandler(_handler)
 
 
 def introduce(name: str) -> None:
@@ -135,5 +129,5 @@ def parsed(text: str) -> tuple[int, list[str]]:
     return _LEVELS[word.strip().lower()], names
 
 
-def _writes(handler: logging.Handler) -> bool:
+def _writes_lines(handler: logging.Handler) -> bool:
     return not isinstance(handler, logging.NullHandler)

@@ -51,11 +51,11 @@ class MembershipLog:
             self._log.log(self._loss, "%s is lost; epoch %d", name, epoch)
         for name in sorted(back):
             self._log.info("%s is back; epoch %d", name, epoch)
-        self._count(now - everywhere, {(name, members[name]) for name in back})
+        self._count_changes(now - everywhere, {(name, members[name]) for name in back})
         names = ", ".join(sorted(members)) or "nobody"
         self._log.info("store %d is in epoch %d, with %s", store, epoch, names)
 
-    def _count(self, lost: Iterable[str], back: set[tuple[str, int]]) -> None:
+    def _count_changes(self, lost: Iterable[str], back: set[tuple[str, int]]) -> None:
         """Count losses and returns that were not counted for another store."""
         if self.counters is not None:
             for name in lost:

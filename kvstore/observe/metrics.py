@@ -59,7 +59,7 @@ def start() -> None:
     with _lock:
         text = text_of("metrics").strip()
         if text and not _started:
-            _export(check(text))
+            _start_export(check(text))
         _started = True
 
 
@@ -92,7 +92,7 @@ def check(text: str) -> tuple[str, int] | str:
     ConfigError, MissingBackendError
         As `start` does.
     """
-    where = _place(text)
+    where = _parsed_place(text)
     try:
         importlib.import_module(".openmetrics", __package__)
     except ModuleNotFoundError as missing:
@@ -103,20 +103,20 @@ def check(text: str) -> tuple[str, int] | str:
     return where
 
 
-def _export(where: tuple[str, int] | str) -> None:
+def _start_export(where: tuple[str, int] | str) -> None:
     global _listener, _file
     from . import openmetrics
 
-    registry = openmetrics.registry()
+    registry = openmetrics.metrics_registry()
     if isinstance(where, str):
         _file = _MetricsFile(registry, where)
     else:
-        _listener = _listening(registry, *where)
+        _listener = _listening_socket(registry, *where)
     if _listener is not None or _file is not None:
         take_times()
 
 
-def _place(text: str) -> tuple[str, int] | str:
+def _parsed_place(text: str) -> tuple[str, int] | str:
     """Return host and first port, or a path."""
     match = _ADDRESS.fullmatch(text)
     if match and int(match[2]) < 65536:
@@ -141,7 +141,7 @@ def _has_others() -> bool:
     return launchers.detect().size > 1 or bool(roles.signs())
 
 
-def _listening(registry: CollectorRegistry, host: str, port: int) -> socket.socket | None:
+def _listening_socket(registry: CollectorRegistry, host: str, port: int) -> socket.socket | None:
     """Answer scrapes at the first free port: each process of a job on one machine has another one."""
     from .openmetrics import start_http_server
 
@@ -171,14 +171,14 @@ class _MetricsFile:
         self._over = threading.Event()
         self._failed = False
         atexit.register(self.close)
-        threading.Thread(target=self._run, name="kvstore-metrics", daemon=True).start()
+        threading.Thread(target=self._write_repeatedly, name="kvstore-metrics", daemon=True).start()
 
     def write(self) -> None:
         """Replace the file, if there is a store."""
         from .openmetrics import generate_latest
 
         with self._lock:
-            self._file = self._file or self._named()
+            self._file = self._file or self._file_name()
             if self._over.is_set() or not self._file:
                 return
             try:
@@ -190,11 +190,11 @@ class _MetricsFile:
                     log.error("metrics: %s", error)
                 self._failed = True
 
-    def _run(self) -> None:
+    def _write_repeatedly(self) -> None:
         while not self._over.wait(_EVERY):
             self.write()
 
-    def _named(self) -> str:
+    def _file_name(self) -> str:
         for store in read_own():
             name = f"kvstore-{role_of(store['store'])}-{store['rank']}-{os.getpid()}.prom"
             return os.path.join(self._path, name)

@@ -14,6 +14,8 @@ from .native._observe import NOBODY
 #: The order in which processes are listed.
 ORDER = {"worker": 0, "server": 1, "scheduler": 2}
 
+#: Files of shared memory that an MPI leaves if its processes are killed.
+_SHARED_FILES = re.compile(r" (/dev/shm/(?:mpich_shm_|sm_segment|vader_segment)\S+)$", re.MULTILINE)
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -95,3 +97,11 @@ def memfds(name: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
                 with suppress(FileNotFoundError):  # it is closed by now
                     if pattern.search(os.readlink(folder / descriptor)):
                         yield process, folder / descriptor
+
+
+def shared_files(process: int) -> set[str]:
+    """Return the files of shared memory of an MPI that a process has mapped; none if it has ended."""
+    try:
+        return set(_SHARED_FILES.findall(Path(f"/proc/{process}/maps").read_text(errors="replace")))
+    except OSError:
+        return set()

@@ -32,7 +32,7 @@ def call_on_signal(number: int, function: Callable[[], object], *, show_stack: b
     if signal.getsignal(number) is not signal.SIG_DFL or catches(os.getpid(), number):
         return
     if threading.current_thread() is not threading.main_thread():
-        _relay(number, function, show_stack)
+        _relay_signal(number, function, show_stack)
         return
     signal.signal(number, lambda *_: function())
     if show_stack:
@@ -49,18 +49,20 @@ def catches(process: int, number: int) -> bool:
     return any(mask >> (number - 1) & 1 for mask in masks)
 
 
-def _relay(number: int, function: Callable[[], object], show_stack: bool) -> None:
+def _relay_signal(number: int, function: Callable[[], object], show_stack: bool) -> None:
     """Have the handler of `faulthandler` wake a thread through a pipe."""
     if not _relayed:
         os.register_at_fork(after_in_child=_after_fork)
     _relayed[number] = function, show_stack
     asked, ask = os.pipe()
     os.set_blocking(ask, False)
-    threading.Thread(target=_call, args=(asked, function), name="kvstore-signals", daemon=True).start()
+    threading.Thread(
+        target=_call_repeatedly, args=(asked, function), name="kvstore-signals", daemon=True
+    ).start()
     faulthandler.register(number, file=ask, all_threads=False)
 
 
-def _call(asked: int, function: Callable[[], object]) -> None:
+def _call_repeatedly(asked: int, function: Callable[[], object]) -> None:
     while os.read(asked, 1 << 16):
         function()
 

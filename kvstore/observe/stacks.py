@@ -42,7 +42,7 @@ def watch(source: _T, describe: Callable[[_T], str]) -> None:
     """
     _sources[source] = describe
     waiting.before_end = warn_of_end
-    call_on_signal(signal.SIGUSR2, _write, show_stack=True)
+    call_on_signal(signal.SIGUSR2, _write_stacks, show_stack=True)
 
 
 def report() -> str:
@@ -52,11 +52,13 @@ def report() -> str:
     lines = [f"kvstore: {name_of_process()}, process {os.getpid()}"]
     shown: set[int] = set()
     for source, describe in list(_sources.items()):
-        lines.append(f"  {_described(source, describe)}")
-        for thread, method in _methods(source, frames).items():
+        lines.append(f"  {_described_source(source, describe)}")
+        for thread, method in _store_methods(source, frames).items():
             shown.add(thread)
-            lines.append(f"    in {method} of thread {_name(thread)}{_wait(waits.get(thread))}")
-    lines += [f"  thread {_name(one)}{_wait(wait)}" for one, wait in waits.items() if one not in shown]
+            lines.append(f"    in {method} of thread {_thread_name(thread)}{_wait_text(waits.get(thread))}")
+    lines += [
+        f"  thread {_thread_name(one)}{_wait_text(wait)}" for one, wait in waits.items() if one not in shown
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -66,39 +68,39 @@ def warn_of_end(clock: WaitClock) -> None:
         "a wait ends with an error in %.0f s unless it is over by then:\n%s%s",
         clock.left,
         report(),
-        _stacks(sys._current_frames()).rstrip(),
+        _stack_texts(sys._current_frames()).rstrip(),
     )
 
 
-def _write() -> None:
+def _write_stacks() -> None:
     """Write to stderr; `faulthandler` has written the stack of this thread, or it only waits for signals."""
     others = {one: frame for one, frame in sys._current_frames().items() if one != threading.get_ident()}
-    data = f"{_stacks(others)}{report()}".encode(errors="replace")
+    data = f"{_stack_texts(others)}{report()}".encode(errors="replace")
     while data:  # not by sys.stderr: the signal may have interrupted a write to it
         data = data[os.write(_STDERR, data) :]
 
 
-def _stacks(frames: Mapping[int, FrameType]) -> str:
+def _stack_texts(frames: Mapping[int, FrameType]) -> str:
     """Return stacks in the order of `faulthandler`."""
     return "".join(
-        f"Thread {_name(thread)} (most recent call first):\n"
+        f"Thread {_thread_name(thread)} (most recent call first):\n"
         + "".join(StackSummary.extract(walk_stack(frame)).format())
         for thread, frame in frames.items()
     )
 
 
-def _described(source: Any, describe: Callable[[Any], str]) -> str:
+def _described_source(source: Any, describe: Callable[[Any], str]) -> str:
     try:
         return describe(source)
     except Exception as error:  # the signal may have interrupted any line
         return f"{type(source).__name__}: {error!r}"
 
 
-def _wait(wait: WaitClock | None) -> str:
-    return "" if wait is None else f": {_described(wait, WaitClock.description)}"
+def _wait_text(wait: WaitClock | None) -> str:
+    return "" if wait is None else f": {_described_source(wait, WaitClock.description)}"
 
 
-def _methods(source: Any, frames: Mapping[int, FrameType]) -> dict[int, str]:
+def _store_methods(source: Any, frames: Mapping[int, FrameType]) -> dict[int, str]:
     """Name the method of `source` that each thread has called, by thread."""
     file = sys.modules[type(source).__module__].__file__
     found: dict[int, str] = {}
@@ -113,6 +115,6 @@ def _methods(source: Any, frames: Mapping[int, FrameType]) -> dict[int, str]:
     return found
 
 
-def _name(thread: int) -> str:
+def _thread_name(thread: int) -> str:
     names = {one.ident: one.name for one in threading.enumerate()}
     return names.get(thread, str(thread))

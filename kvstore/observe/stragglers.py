@@ -60,7 +60,7 @@ class StragglerLog:
         rank = straggler(late, max(seconds, PERIOD))
         if rank is not None:
             mine = [one for one in late if one.rank == rank]
-            self._log.info("%s", _text(mine, rounds, seconds, self._names()))
+            self._log.info("%s", _line_text(mine, rounds, seconds, self._names()))
 
 
 def straggler(late: Iterable[LatePart], seconds: float) -> int | None:
@@ -68,30 +68,31 @@ def straggler(late: Iterable[LatePart], seconds: float) -> int | None:
     by_rank = defaultdict(list)
     for one in late:
         by_rank[one.rank].append(one)
-    waited = {rank: _covered(times) for rank, times in by_rank.items()}
+    waited = {rank: _covered_ns(times) for rank, times in by_rank.items()}
     rank = max(waited, key=waited.__getitem__, default=-1)
     if rank < 0 or waited[rank] < SHARE * seconds * 1e9 or 2 * waited[rank] <= sum(waited.values()):
         return None
     return rank
 
 
-def _text(late: Sequence[LatePart], rounds: int, seconds: float, names: Mapping[int, str]) -> str:
+def _line_text(late: Sequence[LatePart], rounds: int, seconds: float, names: Mapping[int, str]) -> str:
     """Describe how often, by how much and with which key one worker arrived last."""
     worst = max(late, key=lambda one: one.longest)
     name = names.get(worst.slice)
     where = f"slice {worst.slice & 0xFFFFFFFF}" if name is None else f"key {name!r}"
     often = f"{sum(one.rounds for one in late)} of {rounds} rounds of the last {seconds:.1f} s"
-    usual = _length(median(one.longest for one in late))
+    usual = _length_text(median(one.longest for one in late))
     return (
         f"worker {worst.rank} came last by more than 10 ms in {often}: by {usual} in the median, "
-        f"{_length(worst.longest)} at most ({where}); the others waited {_length(_covered(late))} for it"
+        f"{_length_text(worst.longest)} at most ({where}); "
+        f"the others waited {_length_text(_covered_ns(late))} for it"
     )
 
 
-def _covered(late: Iterable[LatePart]) -> int:
+def _covered_ns(late: Iterable[LatePart]) -> int:
     """Return the ns of times that may overlap."""
     return length(union((one.begin, one.end) for one in late))
 
 
-def _length(ns: float) -> str:
+def _length_text(ns: float) -> str:
     return f"{ns * 1e-9:.1f} s" if ns >= 1e9 else f"{ns * 1e-6:.0f} ms"

@@ -41,17 +41,17 @@ def wrong_settings(environment: Mapping[str, str] | None = None) -> dict[str, st
     return found
 
 
-def _log(env: Mapping[str, str]) -> None:
+def _check_log(env: Mapping[str, str]) -> None:
     if text := env["KVSTORE_LOG"].strip():
         log.parsed(text)
 
 
-def _metrics(env: Mapping[str, str]) -> None:
+def _check_metrics(env: Mapping[str, str]) -> None:
     if text := env["KVSTORE_METRICS"].strip():
         metrics.check(text)
 
 
-def _timeline(env: Mapping[str, str]) -> None:
+def _check_timeline(env: Mapping[str, str]) -> None:
     """Create a temporary folder in the folder of timelines, or where that will be created."""
     if text := env["KVSTORE_TIMELINE"].strip():
         folder = Path(os.path.expanduser(text)).absolute()
@@ -59,12 +59,12 @@ def _timeline(env: Mapping[str, str]) -> None:
             pass
 
 
-def _van(env: Mapping[str, str]) -> None:
+def _check_van(env: Mapping[str, str]) -> None:
     if env["DMLC_PS_VAN_TYPE"] not in ("zmq", "p3"):
         raise ConfigError(f"DMLC_PS_VAN_TYPE={env['DMLC_PS_VAN_TYPE']!r} is unknown; known are zmq and p3")
 
 
-def _update_on_kvstore(env: Mapping[str, str]) -> None:
+def _check_update_on_kvstore(env: Mapping[str, str]) -> None:
     if not env["MXNET_UPDATE_ON_KVSTORE"].isdecimal():
         raise ConfigError(f"MXNET_UPDATE_ON_KVSTORE={env['MXNET_UPDATE_ON_KVSTORE']!r} must be 1 or 0")
 
@@ -74,9 +74,9 @@ _READERS: dict[str, Callable[[Mapping[str, str]], object]] = {
     **dict.fromkeys((field.name for field in fields(StoreConfig)), lambda env: store_config({}, env)),
     "ports": lambda env: port_range(env["KVSTORE_PORTS"]),
     "slice_elements": slice_threshold,
-    "van": _van,
-    "update_on_kvstore": _update_on_kvstore,
-    "log": _log,
-    "metrics": _metrics,
-    "timeline": _timeline,
+    "van": _check_van,
+    "update_on_kvstore": _check_update_on_kvstore,
+    "log": _check_log,
+    "metrics": _check_metrics,
+    "timeline": _check_timeline,
 }

@@ -96,7 +96,7 @@ def keys(folder: Path) -> tuple[Path, Read]:
 def timeline(folder: Path) -> tuple[Path, Read]:
     def read(path: Path) -> None:
         try:
-            process_trace.read(path)
+            process_trace.read_trace(path)
         except ValueError as error:
             raise kv.StateFileError(str(error)) from error
 

@@ -39,14 +39,14 @@ class KeyArrays:
 
     def write_pattern(self, rank: int) -> None:
         """Write the values that a worker pushes in the call that is checked."""
-        self._repeat(lambda dtype: _pattern(rank, dtype, None))
+        self._repeat_values(lambda dtype: _rank_pattern(rank, dtype, None))
 
     def refill(self) -> None:
         """Write every gradient anew, as a backward pass does; sums in place would grow without end."""
         for flat in self.flat:
             flat.fill(1 if flat.dtype.kind in "iu" else 0.01)
 
-    def wrong(
+    def wrong_key(
         self, spare: KeyArrays, workers: int, codec: dict[str, Any] | None = None, summed: bool = True
     ) -> str | None:
         """Return the first key whose value is not the sum of the patterns; `spare` is overwritten.
@@ -55,19 +55,21 @@ class KeyArrays:
         """
         right: list[Any] = [False] * len(self.names)
         for ranks in [range(workers)] if summed else [[rank] for rank in range(workers)]:
-            spare._repeat(lambda dtype, ranks=ranks: sum(_pattern(rank, dtype, codec) for rank in ranks))
+            spare._repeat_values(
+                lambda dtype, ranks=ranks: sum(_rank_pattern(rank, dtype, codec) for rank in ranks)
+            )
             pairs = zip(right, self.values, spare.values, strict=True)
             right = [known | (mine == theirs) for known, mine, theirs in pairs]
         return next((name for name, all_ in zip(self.names, right, strict=True) if not np.all(all_)), None)
 
-    def _repeat(self, period: Callable[..., Any]) -> None:
+    def _repeat_values(self, period: Callable[..., Any]) -> None:
         for flat in self.flat:
             values = period(flat.dtype)
             for at in range(0, flat.size, _PERIOD):
                 flat[at : at + _PERIOD] = values[: flat.size - at]
 
 
-def _pattern(rank: int, dtype: np.dtype[Any], codec: dict[str, Any] | None) -> Any:
+def _rank_pattern(rank: int, dtype: np.dtype[Any], codec: dict[str, Any] | None) -> Any:
     """Return a worker's values after a codec without a residual; types of 16 bits hold them exactly."""
     values = np.random.default_rng(rank).integers(-2, 3, _PERIOD).astype(dtype)
     codec = codec or {"type": None}

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,7 +26,7 @@ from kvstore.observe.doctor.children import alone
 from . import key_lists, report, rounds, settings
 from .key_lists import BenchKey
 from .report import MEMCPY, OURS
-from .rounds import Way
+from .rounds import PeerWay
 from .settings import BenchSettings
 from .worker_group import Message, PeerFailure, WorkerGroup
 
@@ -43,10 +43,8 @@ _VARIABLES = {
     "OMPI_MCA_hwloc_base_binding_policy": "none",  # Open MPI 4
 }
 _MEET = 120.0  # seconds for all processes to start
-_LEAST, _RATE = (
-    90.0,
-    20e6,
-)  # seconds for an answer, and bytes of gradients for each of which workers have more
+_LEAST = 90.0  # seconds for an answer,
+_RATE = 20e6  # and bytes of gradients for each of which workers have one second more
 _PART = 0.75  # of that time a store waits for its other workers: it knows which of them is missing
 _LEAVE = 5.0  # seconds in which workers end by themselves once the command has disconnected
 _TURN, _MOST = 0.1, 400  # seconds and calls of a turn
@@ -57,11 +55,11 @@ class WrongSum(KVStoreError):
     """A peer's sum is not that of NumPy."""
 
 
-class Interrupted(BaseException):
-    """A signal asks the command to end."""
+class CommandInterrupted(BaseException):
+    """A signal asks the command to end; the argument is its number."""
 
 
-def run(
+def run_bench(
     options: Mapping[str, Any], keys: str, dtype: str | None, peers: str, target: str | None, plot: str | None
 ) -> int:
     """Measure, show and write what the options of the command say; return its exit code.
@@ -71,7 +69,7 @@ def run(
     KVStoreError
         An option is wrong, memory or matplotlib is missing, workers failed, or a sum is wrong.
     """
-    wanted, listed = settings.chosen(**options), key_lists.load(keys, dtype)
+    wanted, listed = settings.chosen_settings(**options), key_lists.load_keys(keys, dtype)
     for path in filter(None, (target, plot)):
         folder = os.path.dirname(path) or "."
         if path != "-" and not (os.path.isdir(folder) and os.access(folder, os.W_OK)):
@@ -80,8 +78,8 @@ def run(
     if plot:
         report.new_figure()
     try:
-        found = measured(wanted, listed, Path(keys).name, peers)
-    except Interrupted as interrupted:
+        found = measure_peers(wanted, listed, Path(keys).name, peers)
+    except CommandInterrupted as interrupted:
         (number,) = interrupted.args
         click.echo(f"kvstore bench: ended, because of {signal.Signals(number).name}", err=True)
         return 128 + int(number)
@@ -90,16 +88,16 @@ def run(
             click.echo(failure.printed, nl=False, err=True)
         raise
     text = json.dumps(found, indent=2, ensure_ascii=False)
-    click.echo(text if target == "-" else "\n".join(report.lines(found)))
+    click.echo(text if target == "-" else "\n".join(report.report_lines(found)))
     if target and target != "-":
         with atomic_replacement(target) as temporary:
             temporary.write_text(text + "\n")
     if plot:
-        report.draw(found, plot)
+        report.draw_report(found, plot)
     return 0
 
 
-def commands(peers: str, settings: BenchSettings) -> tuple[dict[str, Command], dict[str, str]]:
+def peer_commands(peers: str, settings: BenchSettings) -> tuple[dict[str, Command], dict[str, str]]:
     """Return the command for the workers of the store and of each peer, and why peers of ``auto`` have none.
 
     Raises
@@ -134,30 +132,40 @@ def _why_not(name: str, workers: int) -> str:
     return mpi.text if mpi and (mpi.level != "ok" or not launchers.mpi_launcher()) else ""
 
 
-def measured(wanted: BenchSettings, keys: Sequence[BenchKey], name: str, peers: str) -> dict[str, Any]:
+def measure_peers(wanted: BenchSettings, keys: Sequence[BenchKey], name: str, peers: str) -> dict[str, Any]:
     """Measure a store and its peers in turn; return what --json writes."""
-    launched, left_out = commands(peers, wanted)
+    launched, left_out = peer_commands(peers, wanted)
     settings.check_memory(wanted, keys, list(launched)[1:])
     patience = _LEAST + sum(key.nbytes for key in keys) * wanted.workers / _RATE
     order = {**wanted._asdict(), "keys": keys}
     versions: dict[str, str] = {}
-    ways: list[Way] = []
-    with _signals(), contextlib.ExitStack() as stack:
-        groups = [_started(stack, peer, launched[peer], wanted.workers, patience) for peer in launched]
+    ways: list[PeerWay] = []
+    _raise_on_signals()
+    with contextlib.ExitStack() as stack:
+        groups = [_start_group(stack, peer, *launched[peer], wanted.workers, patience) for peer in launched]
         for group in groups:
-            with _left_out(group, left_out) if peers == AUTO else contextlib.nullcontext():
-                ways += ready(group, order, patience, versions)
-        best = race(ways, wanted.rounds)
+            try:
+                ways += checked_ways(group, order, patience, versions)
+            except PeerFailure as failure:  # noqa: PERF203 - few peers; one of `auto` is left out
+                if peers != AUTO or group.name == OURS:
+                    raise
+                left_out[group.name] = str(failure)
+                group.end(_LEAVE)
+        best = measure_in_turn(ways, wanted.rounds)
         for group in groups:
             group.end(_LEAVE)
         click.echo(groups[0].printed(), nl=False, err=True)
-    return report.as_object(wanted, name, keys, best, versions, left_out)
+    return report.report_object(wanted, name, keys, best, versions, left_out)
 
 
-def _started(
-    stack: contextlib.ExitStack, name: str, command: Command, workers: int, patience: float
+def _start_group(
+    stack: contextlib.ExitStack,
+    name: str,
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    workers: int,
+    patience: float,
 ) -> WorkerGroup:
-    words, variables = command
     address = f"kvstore/bench/{new_job()}"
     output = os.memfd_create("output")
     stack.callback(os.close, output)
@@ -168,7 +176,9 @@ def _started(
     return group
 
 
-def ready(group: WorkerGroup, order: Message, patience: float, versions: dict[str, str]) -> list[Way]:
+def checked_ways(
+    group: WorkerGroup, order: Message, patience: float, versions: dict[str, str]
+) -> list[PeerWay]:
     """Have the workers of a group check their sums; return their ways, and note the versions."""
     group.meet(_MEET)
     answers = group.ask(order, patience)
@@ -179,56 +189,38 @@ def ready(group: WorkerGroup, order: Message, patience: float, versions: dict[st
             raise WrongSum(f"{group.name}, rank {rank}: {why}")
     versions |= answers[0]["versions"]
 
-    def calls(way: str, count: int) -> list[float]:
+    def slowest_times(way: str, count: int) -> list[float]:
         times = [answer["seconds"] for answer in group.ask({"way": way, "calls": count}, patience)]
         return [max(each) for each in zip(*times, strict=True)]  # a call takes as long as its slowest worker
 
     own = (OURS, MEMCPY)  # rows of their own; other names are ways of one
     return [
-        Way(way if way in own else group.name, "" if way in own else way, partial(calls, way))
+        PeerWay(way if way in own else group.name, "" if way in own else way, partial(slowest_times, way))
         for way in answers[0]["ways"]
     ]
 
 
-@contextlib.contextmanager
-def _left_out(group: WorkerGroup, left_out: dict[str, str]) -> Iterator[None]:
-    """Leave a peer out that fails inside, before it is measured; the store cannot be left out."""
-    try:
-        yield
-    except PeerFailure as failure:
-        if group.name == OURS:
-            raise
-        left_out[group.name] = str(failure)
-        group.end(_LEAVE)
-
-
-def race(ways: Sequence[Way], count: int) -> list[Way]:
+def measure_in_turn(ways: Sequence[PeerWay], count: int) -> list[PeerWay]:
     """Measure all ways in turn, and show the progress on a terminal; return the best way of each peer."""
     screen, turns = sys.stderr if sys.stderr.isatty() else io.StringIO(), len(ways) * (count + 1)
     with click.progressbar(length=turns, label="measuring", file=screen) as bar:
         for way in ways:
             way.try_out(_TURN, 1, _MOST)
             bar.update(1)
-        kept = rounds.shortlist(ways, _CLOSE)
+        kept = rounds.close_ways(ways, _CLOSE)
         bar.update(count * (len(ways) - len(kept)))
         for way in (way for number in range(count) for way in rounds.in_turn(kept, number)):
-            way.turn()
+            way.measure_turn()
             bar.update(1)
-    return rounds.best(kept)
+    return rounds.best_ways(kept)
 
 
-@contextlib.contextmanager
-def _signals() -> Iterator[None]:
-    """Inside, a signal raises Interrupted, unless it is ignored as under nohup."""
+def _raise_on_signals() -> None:
+    """Have signals of this process raise CommandInterrupted, unless they are ignored as under nohup."""
 
     def interrupt(number: int, frame: object) -> NoReturn:
-        raise Interrupted(number)
+        raise CommandInterrupted(number)
 
-    before = {number: old for number in ENDING if (old := signal.getsignal(number)) is not signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)

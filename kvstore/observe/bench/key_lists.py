@@ -45,11 +45,11 @@ class BenchKey(NamedTuple):
         return self.size * dtype_named(self.dtype).itemsize
 
 
-def load(source: str, dtype: str | None = None) -> list[BenchKey]:
+def load_keys(source: str, dtype: str | None = None) -> list[BenchKey]:
     """Make the list that --keys and --dtype name; a ConfigError says the fault in them."""
     if source not in MODELS and not os.path.isfile(source):
         raise ConfigError(f"--keys {source}: neither a file nor one of {', '.join(MODELS)}")
-    entries = _untyped(MODELS[source]()) if source in MODELS else _of_file(source)
+    entries = _untyped_entries(MODELS[source]()) if source in MODELS else _of_file(source)
     keys: dict[str, BenchKey] = {}
     for name, shape, own in entries:
         where = f"--keys {source}: {name!r}"
@@ -67,7 +67,7 @@ def load(source: str, dtype: str | None = None) -> list[BenchKey]:
     return found
 
 
-def _untyped(shapes: Any) -> list[tuple[str, Any, str]]:
+def _untyped_entries(shapes: Any) -> list[tuple[str, Any, str]]:
     return [(name, shape, "") for name, shape in shapes.items()]
 
 
@@ -80,7 +80,7 @@ def _of_file(path: str) -> list[tuple[str, Any, str]]:
                 return [(n, s, _SAFETENSORS.get(d, d)) for n, s, d in tensor_file.read_header(path)]
             text = (head + file.read(_LONGEST)).decode()
         if text.lstrip().startswith("{"):
-            return _untyped(json.loads(text))
+            return _untyped_entries(json.loads(text))
     except (OSError, ValueError, RecursionError, StateFileError) as error:
         kind = "this is no JSON: " if isinstance(error, (json.JSONDecodeError, RecursionError)) else ""
         raise ConfigError(f"--keys {path}: {kind}{error}; it must be {_FORMS}") from error

@@ -13,21 +13,22 @@ from typing import Any
 from kvstore.atomic_files import atomic_replacement
 from kvstore.errors import MissingBackendError
 from kvstore.observe.doctor.system_files import ROOT, kilobytes, size, text
+from kvstore.observe.text_table import table_lines
 from kvstore.store_kinds import STORES
 
 from .key_lists import BenchKey
-from .rounds import Way, round_ratios
+from .rounds import PeerWay, round_ratios
 from .settings import BenchSettings
 
 #: Names of the rows that are measured in the workers of the store.
 OURS, MEMCPY = "kvstore", "memcpy"
 
 
-def as_object(
+def report_object(
     settings: BenchSettings,
     name: str,
     keys: Sequence[BenchKey],
-    ways: Sequence[Way],
+    ways: Sequence[PeerWay],
     versions: Mapping[str, str],
     left_out: Mapping[str, str],
 ) -> dict[str, Any]:
@@ -45,13 +46,13 @@ def as_object(
         "versions": versions,
         **settings._asdict(),
         "keys": {"name": name, "count": len(keys), "bytes": nbytes, "dtypes": types},
-        "peers": [_peer(way, ways[0], nbytes) for way in ways],
+        "peers": [_peer_object(way, ways[0], nbytes) for way in ways],
         "left_out": left_out,
     }
-    return {**found, "notes": list(_notes(found))}
+    return {**found, "notes": list(_result_notes(found))}
 
 
-def _peer(way: Way, ours: Way, nbytes: int) -> dict[str, Any]:
+def _peer_object(way: PeerWay, ours: PeerWay, nbytes: int) -> dict[str, Any]:
     return {
         "peer": way.peer,
         "way": way.name,
@@ -65,7 +66,7 @@ def _peer(way: Way, ours: Way, nbytes: int) -> dict[str, Any]:
     }
 
 
-def _notes(found: Mapping[str, Any]) -> Iterator[str]:
+def _result_notes(found: Mapping[str, Any]) -> Iterator[str]:
     """Say what the figures do not show by themselves."""
     yield "GB/s: gradients of one worker ÷ time of a call, which is that of its slowest worker"
     yield f"{MEMCPY}: one thread of each worker copies its gradients to other memory and back"
@@ -80,7 +81,7 @@ def _notes(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{found['store']} does not sum: each push replaces the value, or updates the weight"
 
 
-def lines(found: Mapping[str, Any]) -> Iterator[str]:
+def report_lines(found: Mapping[str, Any]) -> Iterator[str]:
     """Lay out the table."""
     where, keys = found["machine"], found["keys"]
     memory = f", {size(where['memory'])}" if where["memory"] else ""
@@ -94,27 +95,24 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     amount = f"{keys['count']} keys, {size(keys['bytes'])} of {' and '.join(keys['dtypes'])}"
     yield f"{keys['name']}: {amount} in each worker; rounds: {found['rounds']}"
     yield ""
-    rows = [("peer", "median", "min-max", "GB/s", "÷ kvstore"), *map(_row, found["peers"])]
-    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
-    for name, *figures in rows:
-        cells = (f"{cell:>{width}}" for cell, width in zip(figures, widths, strict=True))
-        yield "   ".join([f"{name:<{first}}", *cells])
+    titles = ("peer", "median", "min-max", "GB/s", "÷ kvstore")
+    yield from table_lines(titles, *map(_table_row, found["peers"]), between="   ")
     yield ""
     yield from (f"{name} is left out: {why}" for name, why in found["left_out"].items())
     yield from found["notes"]
 
 
-def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
-    spread = f"{time(row['min'])} - {time(row['max'])}"
+def _table_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    spread = f"{time_text(row['min'])} - {time_text(row['max'])}"
     rate = f"{row['bytes_per_second'] / 1e9:#.3g}".removesuffix(".")
-    return _name(row, " "), time(row["median"]), spread, rate, f"{row['ratio']:.2f}"
+    return _peer_name(row, " "), time_text(row["median"]), spread, rate, f"{row['ratio']:.2f}"
 
 
-def _name(row: Mapping[str, Any], between: str) -> str:
+def _peer_name(row: Mapping[str, Any], between: str) -> str:
     return f"{row['peer']}{between}({row['way']})" if row["way"] else str(row["peer"])
 
 
-def time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     """Write three digits with a unit."""
     unit, scale = next((u for u in (("s", 1.0), ("ms", 1e3)) if seconds * u[1] >= 0.9995), ("µs", 1e6))
     return f"{f'{seconds * scale:#.3g}'.removesuffix('.')} {unit}"
@@ -128,7 +126,7 @@ def new_figure(**options: Any) -> Any:
         raise MissingBackendError(f"--plot needs matplotlib: pip install matplotlib ({error})") from error
 
 
-def draw(found: Mapping[str, Any], path: str) -> None:
+def draw_report(found: Mapping[str, Any], path: str) -> None:
     """Draw a dot for each round and a line at the median, a row for each peer; the name says the format."""
     peers = found["peers"]
     figure = new_figure(figsize=(8, 1.5 + 0.5 * len(peers)), layout="constrained")
@@ -136,7 +134,7 @@ def draw(found: Mapping[str, Any], path: str) -> None:
     for at, row in enumerate(peers):
         axes.plot([1e3 * s for s in row["seconds"]], [at] * found["rounds"], "o", alpha=0.5, color=f"C{at}")
         axes.plot([1e3 * row["median"]] * 2, [at - 0.3, at + 0.3], color=f"C{at}", linewidth=2)
-    axes.set(yticks=range(len(peers)), yticklabels=[_name(row, "\n") for row in peers])
+    axes.set(yticks=range(len(peers)), yticklabels=[_peer_name(row, "\n") for row in peers])
     axes.invert_yaxis()
     axes.set_xlim(left=0)
     axes.set_xlabel("ms for one call with all keys")

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 Item = TypeVar("Item")
-Kind = TypeVar("Kind", bound="Way")
+Kind = TypeVar("Kind", bound="PeerWay")
 
 
 @dataclass
-class Way:
+class PeerWay:
     """One way in which a peer does the work; the quickest way of a peer counts.
 
     `run` makes a number of calls and returns the seconds of each. `calls` is the number in a turn, `first`
@@ -36,14 +36,14 @@ class Way:
         self.first = statistics.median(self.run(least))
         self.calls = int(min(max(turn / max(self.first, 1e-9), least), most))
 
-    def turn(self, warm: int = 0) -> list[float]:
+    def measure_turn(self, warm: int = 0) -> list[float]:
         """Note the median of a turn, and return its times; `warm` calls before it are not timed."""
         times = self.run(warm + self.calls)[warm:]
         self.seconds.append(statistics.median(times))
         return times
 
 
-def shortlist(ways: Sequence[Kind], slower: float, most: int | None = None) -> list[Kind]:
+def close_ways(ways: Sequence[Kind], slower: float, most: int | None = None) -> list[Kind]:
     """Return the ways that are at most `slower` times the quickest of their peer, and `most` of each."""
     kept: list[Kind] = []
     for peer in dict.fromkeys(way.peer for way in ways):
@@ -58,7 +58,7 @@ def in_turn(things: Sequence[Item], number: int) -> list[Item]:
     return [*things[start:], *things[:start]]
 
 
-def best(ways: Sequence[Kind]) -> list[Kind]:
+def best_ways(ways: Sequence[Kind]) -> list[Kind]:
     """Return the quickest way of each peer over all rounds, in the order of the peers."""
     peers = dict.fromkeys(way.peer for way in ways)
     return [min((way for way in ways if way.peer == peer), key=lambda way: way.median) for peer in peers]

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from kvstore import compression as codecs
 from kvstore import optimizer as optimizers
 from kvstore.errors import ConfigError, nearest
-from kvstore.observe.doctor import cgroups
-from kvstore.observe.doctor.system_files import ROOT, kilobytes, size
+from kvstore.observe.doctor.system_files import ROOT, cgroup_memory, kilobytes, size
 from kvstore.store_kinds import STORES, StoreKind
 
 from .key_lists import BenchKey
@@ -36,7 +35,7 @@ class BenchSettings(NamedTuple):
         return STORES[self.store]
 
 
-def chosen(store: str, workers: int | None, servers: int | None, **options: Any) -> BenchSettings:
+def chosen_settings(store: str, workers: int | None, servers: int | None, **options: Any) -> BenchSettings:
     """Fill in what the user has not chosen; a ConfigError says which options contradict each other."""
     kind = STORES.get(store.lower())
     if kind is None:
@@ -65,9 +64,9 @@ def check_memory(
     settings: BenchSettings, keys: Sequence[BenchKey], peers: Sequence[str], root: Path = ROOT
 ) -> None:
     """Raise ConfigError if the processes need more memory than is available."""
-    needed, left = need(settings, keys, peers), available(root)
+    needed, left = needed_memory(settings, keys, peers), available_memory(root)
     if left is not None and needed > left:
-        without = f"; --peers none needs {size(need(settings, keys, ()))}" if peers else ""
+        without = f"; --peers none needs {size(needed_memory(settings, keys, ()))}" if peers else ""
         gradients = size(sum(key.nbytes for key in keys))
         raise ConfigError(
             f"the bench needs about {size(needed)} of memory for {gradients} of gradients in "
@@ -76,7 +75,7 @@ def check_memory(
         )
 
 
-def need(settings: BenchSettings, keys: Sequence[BenchKey], peers: Sequence[str]) -> int:
+def needed_memory(settings: BenchSettings, keys: Sequence[BenchKey], peers: Sequence[str]) -> int:
     """Estimate the bytes of all processes, in sizes of the gradients of a worker, as they were measured."""
     workers, nbytes = settings.workers, sum(key.nbytes for key in keys)
     values = 2.0 * workers + 1  # gradients, their copy for memcpy and weights, and the values of the store
@@ -89,7 +88,7 @@ def need(settings: BenchSettings, keys: Sequence[BenchKey], peers: Sequence[str]
     return int(values * nbytes + processes * _PROCESS + len(peers) * workers * (nbytes + _PEER))
 
 
-def available(root: Path = ROOT) -> int | None:
+def available_memory(root: Path = ROOT) -> int | None:
     """Return the bytes that new processes can have; None if the system does not say."""
-    left, limit = kilobytes(root / "proc/meminfo", "MemAvailable"), cgroups.memory(root)
+    left, limit = kilobytes(root / "proc/meminfo", "MemAvailable"), cgroup_memory(root)
     return min((each for each in (left, limit and limit.left) if each is not None), default=None)

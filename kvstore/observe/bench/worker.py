@@ -58,7 +58,7 @@ class BenchPeer(NamedTuple):
     checked: Callable[[], dict[str, Call]] | None = None
 
 
-def store(options: Options, gradients: KeyArrays, spare: KeyArrays) -> BenchPeer:
+def join_store(options: Options, gradients: KeyArrays, spare: KeyArrays) -> BenchPeer:
     """Create a store; measured are calls with the optimizer, and copies of the same bytes."""
     made = kv.create(options["store"])
     if codec := options["compression"]:
@@ -87,7 +87,7 @@ def store(options: Options, gradients: KeyArrays, spare: KeyArrays) -> BenchPeer
     return BenchPeer(made.num_workers, {OURS: partial(call, values)}, made.barrier, made.close, {}, checked)
 
 
-def gloo(options: Options, gradients: KeyArrays, spare: KeyArrays) -> BenchPeer:
+def join_gloo(options: Options, gradients: KeyArrays, spare: KeyArrays) -> BenchPeer:
     """Join torch.distributed's gloo, which DistributedDataParallel uses on the CPU."""
     torch, dist = import_module("torch"), import_module("torch.distributed")
     torch.set_num_threads(1)
@@ -112,7 +112,7 @@ def gloo(options: Options, gradients: KeyArrays, spare: KeyArrays) -> BenchPeer:
     return BenchPeer(dist.get_world_size(), sums, dist.barrier, dist.destroy_process_group, versions)
 
 
-def mpi(options: Options, gradients: KeyArrays, spare: KeyArrays) -> BenchPeer:
+def join_mpi(options: Options, gradients: KeyArrays, spare: KeyArrays) -> BenchPeer:
     """Start MPI by mpi4py."""
     mpi4py, lib = import_module("mpi4py"), import_module("mpi4py.MPI")
     world = lib.COMM_WORLD
@@ -136,74 +136,80 @@ def mpi(options: Options, gradients: KeyArrays, spare: KeyArrays) -> BenchPeer:
     return BenchPeer(world.Get_size(), ways, world.Barrier, lib.Finalize, versions)
 
 
-_PEERS = {OURS: store, "gloo": gloo, "mpi": mpi}
+_PEERS = {OURS: join_store, "gloo": join_gloo, "mpi": join_mpi}
 
 
-class Worker:
-    """The arrays of a worker, and the peer that sums them."""
+def check_sums(
+    peer: BenchPeer, rank: int, options: Options, gradients: KeyArrays, spare: KeyArrays
+) -> str | None:
+    """Make a call of each way; return the first key, with its way, whose sum is not that of NumPy."""
+    codec, summed = None, True
+    if peer.checked:
+        codec, summed = options["compression"], STORES[options["store"]].synchronous
+    wrong: str | None = None
+    for way, call in peer.sums.items():
+        gradients.write_pattern(rank)
+        call()
+        key = gradients.wrong_key(spare, peer.size, codec, summed)
+        wrong = wrong or (key and f"the sum of key {key!r} ({way})")
+    return wrong
 
-    def __init__(self, name: str, rank: int, options: dict[str, Any]) -> None:
-        keys = [BenchKey(key, tuple(shape), dtype) for key, shape, dtype in options["keys"]]
-        self._gradients, spare = KeyArrays(keys), KeyArrays(keys)
-        self.peer = peer = _PEERS[name](options, self._gradients, spare)
-        if peer.size != options["workers"]:
-            raise CapabilityError(f"{name} does not connect {options['workers']} processes, but {peer.size}")
-        codec, summed = None, True
-        if peer.checked:
-            codec, summed = options["compression"], STORES[options["store"]].synchronous
-        wrong: str | None = None
-        for way, call in peer.sums.items():
-            self._gradients.write_pattern(rank)
+
+def call_times(peer: BenchPeer, call: Call, gradients: KeyArrays, calls: int) -> list[float]:
+    """Return the seconds of each call. A block has one call more, before which the workers wait."""
+    times = list[float]()
+    gc.collect()
+    gc.disable()
+    while len(times) < calls:
+        gradients.refill()
+        peer.barrier()
+        call()
+        for _ in range(min(_BLOCK, calls - len(times))):
+            began = perf_counter()
             call()
-            key = self._gradients.wrong(spare, peer.size, codec, summed)
-            wrong = wrong or (key and f"the sum of key {key!r} ({way})")
-        self._ways = peer.checked() if peer.checked else peer.sums
-        versions = {"kvstore": kv.__version__, "Python": platform.python_version(), "NumPy": np.__version__}
-        self.ready = {"wrong": wrong, "ways": list(self._ways), "versions": {**versions, **peer.versions}}
+            times.append(perf_counter() - began)
+    gc.enable()
+    return times
 
-    def times(self, way: str, calls: int) -> list[float]:
-        """Return the seconds of each call. A block has one call more, before which the workers wait."""
-        call, times = self._ways[way], list[float]()
-        gc.collect()
-        gc.disable()
-        while len(times) < calls:
-            self._gradients.refill()
-            self.peer.barrier()
-            call()
-            for _ in range(min(_BLOCK, calls - len(times))):
-                began = perf_counter()
-                call()
-                times.append(perf_counter() - began)
-        gc.enable()
-        return times
+
+def serve_command(link: Any, name: str, rank: int, options: Options) -> None:
+    """Check the sums, and measure, until the command disconnects."""
+    keys = [BenchKey(key, tuple(shape), dtype) for key, shape, dtype in options["keys"]]
+    gradients, spare = KeyArrays(keys), KeyArrays(keys)
+    peer = _PEERS[name](options, gradients, spare)
+    if peer.size != options["workers"]:
+        raise CapabilityError(f"{name} does not connect {options['workers']} processes, but {peer.size}")
+    wrong = check_sums(peer, rank, options, gradients, spare)
+    ways = peer.checked() if peer.checked else peer.sums
+    versions = {"kvstore": kv.__version__, "Python": platform.python_version(), "NumPy": np.__version__}
+    answer: dict[str, Any] = {"wrong": wrong, "ways": list(ways), "versions": {**versions, **peer.versions}}
+    while (order := _next_order(link, answer)) is not None:
+        answer = {"seconds": call_times(peer, ways[order["way"]], gradients, order["calls"])}
+    peer.close()
+
+
+def _next_order(link: Any, answer: dict[str, Any]) -> dict[str, Any] | None:
+    """Send an answer and return the next message; None if the command has disconnected."""
+    with contextlib.suppress(EOFError, ConnectionError):
+        link.send_bytes(json.dumps(answer).encode())
+        return json.loads(link.recv_bytes())  # type: ignore[no-any-return]
+    return None
 
 
 def main(name: str, address: str) -> None:
-    """Serve until the command disconnects."""
+    """Connect to the command, and serve it; an error is its last answer."""
     with contextlib.suppress(EOFError, ConnectionError), Client("\0" + address, "AF_UNIX") as link:
         rank = launchers.detect().rank
         link.send_bytes(json.dumps({"rank": rank}).encode())
         options = json.loads(link.recv_bytes())
         try:
-            worker = Worker(name, rank, options)
-            answer: dict[str, Any] = worker.ready
-            while (order := _asked(link, answer)) is not None:
-                answer = {"seconds": worker.times(order["way"], order["calls"])}
-            worker.peer.close()
+            serve_command(link, name, rank, options)
         except Exception as error:
             text = f"{type(error).__name__}: {' '.join(str(error).split())}"
             link.send_bytes(json.dumps({"error": text}).encode())
             if isinstance(error, KVStoreError):  # needs no traceback
                 raise SystemExit(text) from error
             raise
-
-
-def _asked(link: Any, answer: dict[str, Any]) -> dict[str, Any] | None:
-    """Send an answer and return the next message; None if the command has disconnected."""
-    with contextlib.suppress(EOFError, ConnectionError):
-        link.send_bytes(json.dumps(answer).encode())
-        return json.loads(link.recv_bytes())  # type: ignore[no-any-return]
-    return None
 
 
 if __name__ == "__main__":

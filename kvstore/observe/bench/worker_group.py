@@ -22,7 +22,7 @@ from typing import Any
 from kvstore.errors import KVStoreError
 from kvstore.launch.process import tied_to
 from kvstore.launch.signals import deferred_signals
-from kvstore.observe.shared_files import shared_files
+from kvstore.observe.processes import shared_files
 
 Message = dict[str, Any]
 
@@ -77,7 +77,7 @@ class WorkerGroup:
         deadline = time.monotonic() + patience
         while missing := self.workers - len(self.links):
             if select.select([self._listener], [], [], _LOOK)[0]:
-                self._accept()
+                self._accept_worker()
             elif any(process.poll() is not None for process in self.processes):
                 raise self.failure("some ended before all had started", _LAST_WORDS)
             elif time.monotonic() > deadline:
@@ -111,7 +111,7 @@ class WorkerGroup:
                 raise self.failure(f"no answer within {patience:.0f} s from rank {ranks}")
             for link in waiting.keys() & ready:
                 rank = waiting[link]
-                found[rank] = self._received(link, f"rank {rank} (process {self.pids[rank]})")
+                found[rank] = self._received_message(link, f"rank {rank} (process {self.pids[rank]})")
         return [found[rank] for rank in range(self.workers)]
 
     def printed(self) -> str:
@@ -153,7 +153,7 @@ class WorkerGroup:
                 with contextlib.suppress(OSError):
                     os.unlink(name)
 
-    def _accept(self) -> None:
+    def _accept_worker(self) -> None:
         connection, _ = self._listener.accept()
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid, user, _ = struct.unpack("3i", credentials)
@@ -161,14 +161,14 @@ class WorkerGroup:
         if user != os.getuid() or not link.poll(_FIRST):  # a name without a file has no permissions
             link.close()
             return
-        rank = self._received(link, f"process {pid}")["rank"]
+        rank = self._received_message(link, f"process {pid}")["rank"]
         if rank in self.links:
             raise self.failure("each process is a job of its own: its launcher is that of another library")
         self.links[rank], self.pids[rank] = link, pid
         with contextlib.suppress(OSError):
             self._handles.append(os.pidfd_open(pid))
 
-    def _received(self, link: Connection, worker: str) -> Message:
+    def _received_message(self, link: Connection, worker: str) -> Message:
         try:
             message: Message = json.loads(link.recv_bytes())
         except (EOFError, OSError):

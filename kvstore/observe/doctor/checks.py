@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 Level: TypeAlias = Literal["ok", "warning", "error"]
@@ -16,8 +15,7 @@ DEADLINE = 60.0
 _REPORT = "report this as a bug of kvstore, with all lines of this command"
 
 
-@dataclass(frozen=True)
-class Finding:
+class CheckFinding(NamedTuple):
     """One line of the report.
 
     `level` is "ok"; "warning" if something is slower than it could be, or fails in some cases; "error" if it
@@ -30,55 +28,48 @@ class Finding:
     cure: str = ""
 
 
-def ok(text: str) -> Finding:
-    """Return the outcome of a check that found no fault; `Check.run` adds its subject."""
-    return Finding("", "ok", text)
+# The outcome of a check; `DoctorCheck.run` adds its subject.
 
 
-def warning(text: str, cure: str = "") -> Finding:
-    """Return the outcome of a check that found a fault with which kvstore still works."""
-    return Finding("", "warning", text, cure)
+def ok(text: str) -> CheckFinding:
+    """Return the outcome without a fault."""
+    return CheckFinding("", "ok", text)
 
 
-def error(text: str, cure: str = "") -> Finding:
-    """Return the outcome of a check that found a fault with which something does not work."""
-    return Finding("", "error", text, cure)
+def warning(text: str, cure: str = "") -> CheckFinding:
+    """Return the outcome with a fault with which kvstore still works."""
+    return CheckFinding("", "warning", text, cure)
 
 
-class Check(NamedTuple):
+def error(text: str, cure: str = "") -> CheckFinding:
+    """Return the outcome with a fault with which something does not work."""
+    return CheckFinding("", "error", text, cure)
+
+
+class DoctorCheck(NamedTuple):
     """A row of the table: the name of the check, the function that runs it, and what to do after a fault."""
 
     subject: str
-    function: Callable[[], Finding]
+    function: Callable[[], CheckFinding]
     cure: str = ""
     deadline: float = DEADLINE
 
-    def finding(self, outcome: Finding) -> Finding:
-        """Return the line of the report for an outcome of this check."""
-        cure = outcome.cure or ("" if outcome.level == "ok" else self.cure)
-        return replace(outcome, subject=self.subject, cure=cure)
-
-    def run(self) -> Finding:
+    def run(self) -> CheckFinding:
         """Run the check in a thread; an exception, or no outcome within the deadline, is an error."""
-        found: list[Finding] = []
-
-        def find() -> None:
-            try:
-                found.append(self.finding(self.function()))
-            except Exception as failure:
-                found.append(self._failed(failure))
-
-        thread = threading.Thread(target=find, daemon=True)
+        found: list[CheckFinding] = []
+        thread = threading.Thread(target=lambda: found.append(self._function_outcome()), daemon=True)
         thread.start()
         thread.join(self.deadline)
-        if not found:
-            text = f"this check has not answered within {self.deadline:g} s"
-            return Finding(self.subject, "error", text, _REPORT)
-        return found[0]
+        late = error(f"this check has not answered within {self.deadline:g} s", _REPORT)
+        outcome = found[0] if found else late
+        cure = outcome.cure or ("" if outcome.level == "ok" else self.cure)
+        return outcome._replace(subject=self.subject, cure=cure)
 
-    def _failed(self, failure: Exception) -> Finding:
-        if isinstance(failure, PermissionError) and failure.filename == sys.executable:
-            text = f"not done: this user may not execute {sys.executable}"
-            return Finding(self.subject, "error", text, "use a Python that this user may execute")
-        text = f"this check failed: {type(failure).__name__}: {failure}"
-        return Finding(self.subject, "error", text, _REPORT)
+    def _function_outcome(self) -> CheckFinding:
+        try:
+            return self.function()
+        except Exception as failure:
+            if isinstance(failure, PermissionError) and failure.filename == sys.executable:
+                text = f"not done: this user may not execute {sys.executable}"
+                return error(text, "use a Python that this user may execute")
+            return error(f"this check failed: {type(failure).__name__}: {failure}", _REPORT)

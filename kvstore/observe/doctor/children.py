@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kvstore.launch.process import tied_to
-from kvstore.observe.processes import facts, running
-from kvstore.observe.shared_files import shared_files
+from kvstore.observe.processes import facts, running, shared_files
 from kvstore.settings.definitions import LAUNCHERS, PLACE
 from kvstore.settings.environment import process_variables
 
@@ -30,7 +29,7 @@ def launched(workers: int, servers: int) -> tuple[str, ...]:
     return (*launch, "--", *JOB)
 
 
-class Ran(NamedTuple):
+class ProgramEnd(NamedTuple):
     """The end of a program: its exit code, or None if its deadline has passed, and its output."""
 
     code: int | None
@@ -46,12 +45,12 @@ class Ran(NamedTuple):
         return f"it ended with exit code {self.code}" + (f": {last}" if last else ", with an empty stderr")
 
 
-def run_program(*words: str) -> Ran:
+def run_program(*words: str) -> ProgramEnd:
     """Run a program of `job` with these arguments."""
     return run([*JOB, *words], _DEADLINE)
 
 
-def run(command: Sequence[str], deadline: float, environment: Mapping[str, str] | None = None) -> Ran:
+def run(command: Sequence[str], deadline: float, environment: Mapping[str, str] | None = None) -> ProgramEnd:
     """Run a program until it ends; after `deadline` seconds it gets SIGTERM, and then SIGKILL.
 
     The kernel kills it if the thread that called this function ends.
@@ -70,11 +69,11 @@ def run(command: Sequence[str], deadline: float, environment: Mapping[str, str] 
         try:
             out, err = process.communicate(timeout=deadline)
         except subprocess.TimeoutExpired:
-            return Ran(None, *_ended(process))
+            return ProgramEnd(None, *_end_program(process))
         except BaseException:
-            _ended(process)
+            _end_program(process)
             raise
-        return Ran(process.returncode, out, err)
+        return ProgramEnd(process.returncode, out, err)
 
 
 def alone() -> dict[str, str]:
@@ -86,9 +85,9 @@ def alone() -> dict[str, str]:
     return {name: value for name, value in process_variables().items() if name not in names}
 
 
-def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
+def _end_program(process: subprocess.Popen[str]) -> tuple[str, str]:
     """End a program and remove the files of its MPI; return the output that can be read."""
-    files = {name for one in _descendants(process.pid) for name in shared_files(one)}
+    files = {name for one in _process_tree(process.pid) for name in shared_files(one)}
     try:
         for number, seconds in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, 1.0)):
             process.send_signal(number)
@@ -104,7 +103,7 @@ def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
                 os.unlink(name)
 
 
-def _descendants(process: int) -> list[int]:
+def _process_tree(process: int) -> list[int]:
     """List a process, its children, and theirs."""
     parents = {number: found.parent for number in running() if (found := facts(number))}
     listed = [process]

@@ -16,10 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from io import BufferedRWPair
+from typing import Any
 
 #: The first line of the program; lines before it are those of the login shell.
 GREETING = "kvstore doctor far host 3"
@@ -61,61 +58,47 @@ def doctor() -> dict[str, Any]:
     """Run the checks of this host, without self-tests."""
     from . import report
 
-    return {"findings": report.as_objects(list(report.findings(with_tests=False)))}
+    return {"findings": [one._asdict() for one in report.run_checks(with_tests=False)]}
 
 
 def listen() -> dict[str, Any]:
     """Listen at a free port for one connection, which a thread serves."""
     listener = socket.create_server(("", 0))
     listener.settimeout(DEADLINE)
-    threading.Thread(target=_serve, args=(listener,), daemon=True).start()
+    threading.Thread(target=_serve_link, args=(listener,), daemon=True).start()
     return {"port": listener.getsockname()[1]}
 
 
 def connect(address: str, port: int) -> dict[str, Any]:
     """Connect to a host that listens; measure round trips of a byte, and the bandwidth of one connection."""
     with socket.create_connection((address, port), DEADLINE) as link:
-        stream = _stream(link)
-        turns = []
-        for _ in range(_TURNS):
-            began = time.perf_counter()
-            _exchange(stream, b"x")
-            turns.append(time.perf_counter() - began)
-        began = time.perf_counter()
-        for _ in range(_PIECES - 1):
-            link.sendall(_PIECE)
-        _exchange(stream, _PIECE)
-        seconds = time.perf_counter() - began
-    return {
-        "round_trip": statistics.median(turns),
-        "bytes_per_second": _PIECES * len(_PIECE) / seconds,
-    }
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        turns = [_round_trip(link, b"x") for _ in range(_TURNS)]
+        seconds = _round_trip(link, *[_PIECE] * _PIECES)
+    return {"round_trip": statistics.median(turns), "bytes_per_second": _PIECES * len(_PIECE) / seconds}
 
 
-def _serve(listener: socket.socket) -> None:
+def _round_trip(link: socket.socket, *pieces: bytes) -> float:
+    """Send pieces, and wait for the byte that answers them; return the seconds."""
+    began = time.perf_counter()
+    for piece in pieces:
+        link.sendall(piece)
+    if not link.recv(1):
+        raise ConnectionError("the other host closed the connection")
+    return time.perf_counter() - began
+
+
+def _serve_link(listener: socket.socket) -> None:
+    """Answer each byte of the round trips, and then all pieces together."""
     with contextlib.suppress(OSError), listener:
         link, _ = listener.accept()
-        with link:
+        with link, link.makefile("rb") as stream:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link.settimeout(DEADLINE)
-            stream = _stream(link)
-            for _ in range(_TURNS):
-                link.sendall(stream.read(1))
-            for _ in range(_PIECES):
-                stream.read(len(_PIECE))
-            link.sendall(b"x")
-
-
-def _stream(link: socket.socket) -> BufferedRWPair:
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return link.makefile("rwb")
-
-
-def _exchange(stream: BufferedRWPair, data: bytes) -> None:
-    """Send data, and wait for the byte that answers them."""
-    stream.write(data)
-    stream.flush()
-    if not stream.read(1):
-        raise ConnectionError("the other host closed the connection")
+            for size in [1] * _TURNS + [_PIECES * len(_PIECE)]:
+                while size:
+                    size -= len(stream.read(min(size, len(_PIECE)))) or size
+                link.sendall(b"x")
 
 
 _ANSWERS: dict[str, Callable[..., dict[str, Any]]] = {

@@ -7,8 +7,8 @@ from pathlib import Path
 from kvstore.settings.environment import process_variables
 
 from . import children
-from .checks import Finding, error, ok, warning
-from .requirements import DISTRIBUTION, version_of
+from .checks import CheckFinding, error, ok, warning
+from .installation import DISTRIBUTION, version_of
 from .system_files import ROOT, text
 
 
@@ -21,7 +21,7 @@ def driver_version(root: Path = ROOT) -> str | None:
     return next((word for word in words if word[:1].isdigit() and "." in word), "of unknown version")
 
 
-def cuda(root: Path = ROOT) -> Finding:
+def cuda(root: Path = ROOT) -> CheckFinding:
     """Have a child process ask the driver for its GPUs."""
     version = driver_version(root)
     if version is None:
@@ -35,7 +35,7 @@ def cuda(root: Path = ROOT) -> Finding:
     return ok(f"driver {version}, number of GPUs: {ran.out.strip()}")
 
 
-def cuda_kernels() -> Finding:
+def cuda_kernels() -> CheckFinding:
     """Check the folder of kernels that were compiled in advance, if one is set."""
     folder = process_variables().get("KVSTORE_CUDA_KERNELS")
     if not folder:
@@ -45,7 +45,7 @@ def cuda_kernels() -> Finding:
     return ok("taken from the folder that KVSTORE_CUDA_KERNELS names")
 
 
-def nccl(root: Path = ROOT) -> Finding:
+def nccl(root: Path = ROOT) -> CheckFinding:
     """Have a child process load NCCL."""
     version = version_of("nccl4py")
     if version is None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import shlex
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from kvstore.launch.hosts.remote_hosts import Hosts
 from kvstore.launch.process import tied_to
 
-from .checks import Finding
+from .checks import CheckFinding, error, ok, warning
 from .far_host import DEADLINE, GREETING, facts
 
 _GREETED = 60.0  # seconds within which a host must have sent its greeting
@@ -44,11 +44,10 @@ class FarHost:
 
     def __init__(self, name: str, address: str, command: Sequence[str], errors: BinaryIO) -> None:
         self.name, self.address, self._errors = name, address, errors
-        self._received = b""
-        pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=errors, bufsize=0, preexec_fn=tied_to(os.getpid())
-        )
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+            text=True, errors="replace", preexec_fn=tied_to(os.getpid()),
+        )  # fmt: skip
         try:
             self._read_greeting()
         except BaseException:
@@ -58,19 +57,19 @@ class FarHost:
     def ask(self, what: str, deadline: float = DEADLINE, **more: Any) -> dict[str, Any]:
         """Call a function of `far_host`; OSError if it fails or does not answer within the deadline."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": what, **more}).encode() + b"\n")
-        line = self._line(deadline)
+        print(json.dumps({"do": what, **more}), file=self._process.stdin, flush=True)
+        line = self._read_line(deadline)
         try:
             answer: dict[str, Any] = json.loads(line)
         except ValueError:
-            raise OSError(f"it has answered {_quoted(line)}") from None
+            raise OSError(f"it has answered {_quoted_line(line)}") from None
         if "error" in answer:
             raise OSError(answer["error"])
         return answer
 
     def close(self) -> None:
         """End the process on the host."""
-        with self._process:
+        with contextlib.suppress(BrokenPipeError), self._process:
             assert self._process.stdin is not None
             self._process.stdin.close()
             try:
@@ -82,26 +81,25 @@ class FarHost:
         """Read the greeting and the lines before it, which a login shell has written."""
         first = ""
         try:
-            while (line := self._line(_GREETED).strip()) != GREETING:
+            while (line := self._read_line(_GREETED).strip()) != GREETING:
                 first = first or line
-        except OSError as error:
-            raise OSError(f"{error}; it has answered {_quoted(first)}" if first else str(error)) from None
+        except OSError as failure:
+            raise OSError(
+                f"{failure}; it has answered {_quoted_line(first)}" if first else str(failure)
+            ) from None
 
-    def _line(self, deadline: float) -> str:
-        """Read one line."""
-        out, until = self._process.stdout, time.monotonic() + deadline
-        assert out is not None
-        while b"\n" not in self._received:
-            if not select.select([out], [], [], max(0.0, until - time.monotonic()))[0]:
-                raise OSError("it has not answered in time")
-            data = out.read(1 << 16)
-            if not data:
-                raise OSError(self._end())
-            self._received += data
-        line, _, self._received = self._received.partition(b"\n")
-        return line.decode(errors="replace")
+    def _read_line(self, deadline: float) -> str:
+        """Read one line; a process that does not write it within the deadline is killed."""
+        assert self._process.stdout is not None
+        timer, until = threading.Timer(deadline, self._process.kill), time.monotonic() + deadline
+        timer.start()
+        line = self._process.stdout.readline()
+        timer.cancel()
+        if not line:
+            raise OSError("it has not answered in time" if time.monotonic() > until else self._end_text())
+        return line
 
-    def _end(self) -> str:
+    def _end_text(self) -> str:
         """Describe the end of the connection by the last line that the command has written to stderr."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END)
@@ -111,11 +109,11 @@ class FarHost:
         return f"the connection has ended with exit code {code}" + (f": {last}" if last else "")
 
 
-def _quoted(line: str) -> str:
+def _quoted_line(line: str) -> str:
     return repr(line.strip()[:_QUOTED])
 
 
-def findings(hosts: Hosts) -> Iterator[Finding]:
+def check_hosts(hosts: Hosts) -> Iterator[CheckFinding]:
     """Check all hosts, then the links from each host to the next."""
     with contextlib.ExitStack() as stack:
         reached: list[FarHost] = []
@@ -126,45 +124,46 @@ def findings(hosts: Hosts) -> Iterator[Finding]:
                 far = FarHost(host.name, address, command, errors)
                 stack.callback(far.close)
                 reached.append(far)
-                yield from _checked(far)
-            except FileNotFoundError as error:
-                text = f"there is no command {error.filename!r} on this machine"
+                yield from _check_host(far)
+            except FileNotFoundError as missing:
+                text = f"there is no command {missing.filename!r} on this machine"
                 cure = "install it, or name another one (--ssh-command, KVSTORE_SSH)"
-                yield Finding(f"host {host.name}", "error", text, cure)
-            except OSError as error:
-                yield Finding(f"host {host.name}", "error", f"it could not be reached: {error}", _UNREACHED)
+                yield CheckFinding(f"host {host.name}", "error", text, cure)
+            except OSError as failure:
+                text = f"it could not be reached: {failure}"
+                yield CheckFinding(f"host {host.name}", "error", text, _UNREACHED)
         pairs = [(one, reached[at - 1]) for at, one in enumerate(reached)]
-        yield from (link(one, other) for one, other in pairs if one is not other)
+        yield from (check_link(one, other) for one, other in pairs if one is not other)
 
 
-def _checked(far: FarHost) -> Iterator[Finding]:
-    yield versions(far)
-    yield clock(far)
+def _check_host(far: FarHost) -> Iterator[CheckFinding]:
+    subject = f"host {far.name}"
+    yield compare_versions(far)._replace(subject=subject)
+    yield compare_clock(far)._replace(subject=f"clock of {far.name}")
     for one in far.ask("doctor", _CHECKS)["findings"]:
         if one["level"] != "ok":
-            yield Finding(f"host {far.name}", one["level"], f"{one['subject']}: {one['text']}", one["cure"])
+            yield CheckFinding(subject, one["level"], f"{one['subject']}: {one['text']}", one["cure"])
 
 
-def versions(far: FarHost) -> Finding:
+def compare_versions(far: FarHost) -> CheckFinding:
     """Compare the versions on a host with those on this machine."""
-    subject, here, there = f"host {far.name}", facts()["versions"], far.ask("facts")
+    here, there = facts()["versions"], far.ask("facts")
     found = there["versions"]
+    if found["kvstore"] != here["kvstore"]:
+        text = f"it has kvstore {found['kvstore']}, and this machine {here['kvstore']}"
+        cure = f"pip install kvstore-train=={here['kvstore']} there"
+        return error(f"{text}: no job can run on both", cure)
     text = ", ".join(f"{name} {version}" for name, version in found.items())
     text = f"{text}, {there['processors']} processors"
-    if found["kvstore"] != here["kvstore"]:
-        text = (
-            f"it has kvstore {found['kvstore']}, and this machine {here['kvstore']}: no job can run on both"
-        )
-        return Finding(subject, "error", text, f"pip install kvstore-train=={here['kvstore']} there")
     others = [name for name in here if found[name].split(".")[:2] != here[name].split(".")[:2]]
     if others:
         differ = ", ".join(f"{name} {here[name]}" for name in others)
         cure = "use the same versions on all hosts: results may depend on the version"
-        return Finding(subject, "warning", f"{text}; this machine has {differ}", cure)
-    return Finding(subject, "ok", text)
+        return warning(f"{text}; this machine has {differ}", cure)
+    return ok(text)
 
 
-def clock(far: FarHost) -> Finding:
+def compare_clock(far: FarHost) -> CheckFinding:
     """Compare the clock of a host with that of this machine, by the shortest of several round trips."""
     samples = []
     for _ in range(_SAMPLES):
@@ -173,20 +172,21 @@ def clock(far: FarHost) -> Finding:
         end = time.time_ns()
         samples.append((end - begin, theirs - (begin + end) / 2))
     duration, offset = (one * 1e-9 for one in min(samples))
-    subject = f"clock of {far.name}"
     text = f"{offset * 1e3:+.1f} ms from this machine's, within {duration / 2 * 1e3:.1f} ms"
     if abs(offset) - duration / 2 > _OFF:
         cure = "have all hosts follow one clock: sudo timedatectl set-ntp true, or chrony"
-        return Finding(subject, "warning", f"{text}: logs of this job cannot be read side by side", cure)
-    return Finding(subject, "ok", text)
+        return warning(f"{text}: logs of this job cannot be read side by side", cure)
+    return ok(text)
 
 
-def link(one: FarHost, other: FarHost) -> Finding:
+def check_link(one: FarHost, other: FarHost) -> CheckFinding:
     """Measure the link from one host to another."""
     subject = f"{one.name} to {other.name}"
     try:
         found = one.ask("connect", 3 * DEADLINE, address=other.address, **other.ask("listen"))
-    except OSError as error:
-        return Finding(subject, "error", f"no connection: {error}", _NO_LINK)
+    except OSError as failure:
+        return CheckFinding(subject, "error", f"no connection: {failure}", _NO_LINK)
     there, rate = found["round_trip"] * 1e6, found["bytes_per_second"] / 1e9
-    return Finding(subject, "ok", f"a byte there and back {there:.0f} µs, one connection {rate:.2f} GB/s")
+    return CheckFinding(
+        subject, "ok", f"a byte there and back {there:.0f} µs, one connection {rate:.2f} GB/s"
+    )

@@ -83,7 +83,7 @@ def sums_of_all(name: str) -> None:
 def copies() -> None:
     """Print the seconds of a copy of 64 MB, of a push and a pull of 64 MB, and the number of threads."""
     value, out = np.ones(COPIED // 4, np.float32), np.zeros(COPIED // 4, np.float32)
-    copied = _shortest(lambda: np.copyto(out, value))
+    copied = _shortest_time(lambda: np.copyto(out, value))
     with kv.create("local") as store:
         store.init("w", value)
 
@@ -91,7 +91,7 @@ def copies() -> None:
             store.push("w", value)
             store.pull("w", out=out)
 
-        moved = _shortest(push_and_pull)
+        moved = _shortest_time(push_and_pull)
     write_line("seconds", copied, moved, cpu.threads())
 
 
@@ -100,7 +100,7 @@ def round_trip() -> None:
     value = np.ones(1024, np.float32)
     with kv.create("dist_sync") as store:
         store.init("w", value)
-        times = [_seconds(lambda: store.pushpull("w", value)) for _ in range(_WARM_UP + _CALLS)]
+        times = [_call_seconds(lambda: store.pushpull("w", value)) for _ in range(_WARM_UP + _CALLS)]
     write_line("seconds", sorted(times[_WARM_UP:])[_CALLS // 2])
 
 
@@ -127,11 +127,11 @@ def write_line(*words: object) -> None:
     os.write(1, f"{' '.join(map(str, words))}\n".encode())
 
 
-def _shortest(call: Callable[[], object]) -> float:
-    return min(_seconds(call) for _ in range(_REPEATS))
+def _shortest_time(call: Callable[[], object]) -> float:
+    return min(_call_seconds(call) for _ in range(_REPEATS))
 
 
-def _seconds(call: Callable[[], object]) -> float:
+def _call_seconds(call: Callable[[], object]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began

@@ -17,14 +17,14 @@ from kvstore.settings.environment import process_variables
 from kvstore.settings.unknown import unknown_variables
 
 from . import children
-from .checks import Finding, error, ok, warning
+from .checks import CheckFinding, error, ok, warning
 
 _DEADLINE = 20.0
 _OWN = re.compile(r"(KVSTORE|DMLC|PS|MXNET_KVSTORE)_[A-Z_]+")  # and those of MXNet that kvstore reads
 _BRANDS = {"Open MPI": r"open ?mpi|openrte|prte", "MPICH or Intel MPI": r"mpich|hydra|intel"}
 
 
-def launcher(environment: Mapping[str, str] | None = None) -> Finding:
+def launcher(environment: Mapping[str, str] | None = None) -> CheckFinding:
     """Name the launcher of the variables that are set."""
     env = process_variables() if environment is None else environment
     names = [name for row in LAUNCHERS for name in row.signs if env.get(name)]
@@ -38,7 +38,7 @@ def launcher(environment: Mapping[str, str] | None = None) -> Finding:
     return ok(f"{found.launcher}: rank {found.rank} of {found.size}{signs}")
 
 
-def parameter_server(environment: Mapping[str, str] | None = None) -> Finding:
+def parameter_server(environment: Mapping[str, str] | None = None) -> CheckFinding:
     """Check that the variables of a job with servers are complete."""
     env = process_variables() if environment is None else environment
     names = ", ".join(name for name in roles.SIGNS if env.get(name))
@@ -51,7 +51,7 @@ def parameter_server(environment: Mapping[str, str] | None = None) -> Finding:
     return ok(f"this process is a {found.role}, {'' if found.keys else 'not '}encrypted ({names} are set)")
 
 
-def variables(environment: Mapping[str, str] | None = None) -> Finding:
+def variables(environment: Mapping[str, str] | None = None) -> CheckFinding:
     """List the variables of kvstore that are set; those without effect, also misspelt ones, are a warning."""
     env = process_variables() if environment is None else environment
     unknown = unknown_variables(env)
@@ -66,7 +66,7 @@ def variables(environment: Mapping[str, str] | None = None) -> Finding:
     return ok(text)
 
 
-def settings(environment: Mapping[str, str] | None = None) -> Finding:
+def settings(environment: Mapping[str, str] | None = None) -> CheckFinding:
     """Read the variables as stores and servers do, which raise an exception for a wrong value."""
     wrong = wrong_settings(environment)
     if not wrong:
@@ -77,7 +77,7 @@ def settings(environment: Mapping[str, str] | None = None) -> Finding:
     return error(f"values that cannot be used: {', '.join(wrong)}", cure)
 
 
-def mpi() -> Finding:
+def mpi() -> CheckFinding:
     """Compare the MPI library of mpi4py with the mpiexec that would start a job."""
     if importlib.util.find_spec("mpi4py") is None:
         return ok("mpi4py is not installed; only the store `mpi` needs it")
@@ -85,14 +85,14 @@ def mpi() -> Finding:
     if library.code != 0:
         cure = "install an MPI, such as `pip install mpich`, or the one that mpi4py was built for"
         return warning(f"mpi4py does not work: {library.reason}", cure)
-    command = _mpiexec()
+    command = _find_mpiexec()
     if command is None:
         text = f"{library.out.strip()}, but there is no mpiexec on PATH"
         return warning(text, "put the folder of mpiexec on PATH")
     return fitting_mpi(library.out, children.run([command, "--version"], _DEADLINE).out)
 
 
-def fitting_mpi(library: str, command: str) -> Finding:
+def fitting_mpi(library: str, command: str) -> CheckFinding:
     """Compare the brands of the MPI library and of mpiexec, by their texts of version numbers."""
     text = f"mpi4py uses {' '.join(library.split())}"
     ours, theirs = brand(library), brand(command)
@@ -106,7 +106,7 @@ def mpi_launcher() -> tuple[str, ...]:
 
     Open MPI needs options to start more processes than cores, and to start them as root.
     """
-    command = _mpiexec()
+    command = _find_mpiexec()
     if command is None or importlib.util.find_spec("mpi4py") is None:
         return ()
     if brand(children.run([command, "--version"], _DEADLINE).out) != "Open MPI":
@@ -115,7 +115,7 @@ def mpi_launcher() -> tuple[str, ...]:
     return ("env", *root, command, "--oversubscribe")
 
 
-def _mpiexec() -> str | None:
+def _find_mpiexec() -> str | None:
     """Find mpiexec on PATH, or else in the folder of Python, where a wheel of an MPI installs it."""
     path = process_variables().get("PATH", os.defpath)
     return shutil.which("mpiexec", path=os.pathsep.join([path, os.path.dirname(sys.executable)]))

@@ -10,12 +10,12 @@ from pathlib import Path
 from kvstore.settings import addresses
 from kvstore.settings.environment import process_variables
 
-from .checks import Finding, error, ok, warning
+from .checks import CheckFinding, error, ok, warning
 
 _DEADLINE = 5.0
 
 
-def interfaces(found: Mapping[str, str] | None = None) -> Finding:
+def interfaces(found: Mapping[str, str] | None = None) -> CheckFinding:
     """List the network interfaces by which other machines can reach this one."""
     found = addresses.interfaces() if found is None else found
     others = [name for name, address in found.items() if not addresses.is_loopback(address)]
@@ -25,14 +25,14 @@ def interfaces(found: Mapping[str, str] | None = None) -> Finding:
     return ok(", ".join(others) + choice * (len(others) > 1))
 
 
-def host_name(name: str | None = None) -> Finding:
+def host_name(name: str | None = None) -> CheckFinding:
     """Resolve the name of this machine, as MPI, Horovod and torchrun do, and kvstore does not."""
     if addresses.resolved(socket.gethostname() if name is None else name) is None:
         return warning("the name of this machine has no address: MPI, Horovod and torchrun may not start")
     return ok("has an address")
 
 
-def ports(host: str | None = None) -> Finding:
+def ports(host: str | None = None) -> CheckFinding:
     """Listen at a free port, connect to it, and send a byte."""
     host = addresses.loopback() if host is None else host
     try:
@@ -51,7 +51,7 @@ def ports(host: str | None = None) -> Finding:
     return ok(f"a free port of {host} accepts connections")
 
 
-def encryption() -> Finding:
+def encryption() -> CheckFinding:
     """Check that ZeroMQ has CURVE, and count the ciphers of streams."""
     import zmq
 
@@ -67,7 +67,7 @@ def encryption() -> Finding:
     return ok(f"{name} with CURVE, and {len(numbers)} ciphers for streams")
 
 
-def keys_file(environment: Mapping[str, str] | None = None) -> Finding:
+def keys_file(environment: Mapping[str, str] | None = None) -> CheckFinding:
     """Check the permissions of the file of keys, if one is set; its content is not read."""
     env = process_variables() if environment is None else environment
     path = env.get("KVSTORE_KEYS_FILE")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from . import children
-from .checks import Finding, error, ok, warning
-from .children import JOB, Ran, launched
+from .checks import CheckFinding, error, ok, warning
+from .children import JOB, launched
 from .job import COPIED, PARTS, expected
 from .launchers import mpi_launcher
 
@@ -33,7 +33,7 @@ def commands() -> dict[str, tuple[tuple[str, ...], int]]:
     return found
 
 
-def sums(command: Sequence[str], workers: int, deadline: float = DEADLINE) -> Finding:
+def sums(command: Sequence[str], workers: int, deadline: float = DEADLINE) -> CheckFinding:
     """Run a self-test; each worker must have the sums of NumPy, bit for bit."""
     environment = {**children.alone(), "KVSTORE_TIMEOUT": f"{_PATIENCE * deadline}"}
     ran = children.run(command, deadline, environment)
@@ -50,7 +50,7 @@ def sums(command: Sequence[str], workers: int, deadline: float = DEADLINE) -> Fi
     return ok(f"{count}: sums have the bits that they must have")
 
 
-def reads_between_processes() -> Finding:
+def reads_between_processes() -> CheckFinding:
     """Have two workers of `shared` read each other's memory; their log says whether they can."""
     ran = children.run(_SHARED, DEADLINE, {**children.alone(), "KVSTORE_LOG": "info:kvstore.shared"})
     if "workers read each other's memory" in ran.err:
@@ -59,33 +59,30 @@ def reads_between_processes() -> Finding:
     return warning(f"process_vm_readv does not work ({refused}): `shared` copies arrays once more")
 
 
-def speed_of_memory() -> Finding:
+def speed_of_memory() -> CheckFinding:
     """Measure one thread that copies 64 MB."""
-    ran = children.run([*JOB, "copies"], _SPEED_DEADLINE)
-    if not (found := _seconds(ran)):
-        return error(ran.reason)
-    return ok(f"one thread copies 64 MB at {COPIED / found[0] / 1e9:.1f} GB/s")
+    text = "one thread copies 64 MB at {:.1f} GB/s"
+    return _measure((*JOB, "copies"), lambda copied, *_: text.format(COPIED / copied / 1e9))
 
 
-def speed_of_local() -> Finding:
+def speed_of_local() -> CheckFinding:
     """Measure a push and a pull of 64 MB, and compare them with a copy."""
-    ran = children.run([*JOB, "copies"], _SPEED_DEADLINE)
-    if not (found := _seconds(ran)):
-        return error(ran.reason)
-    copied, moved, threads = found
-    ratio = f"{2 * copied / moved:.2f} times that speed, with {threads:.0f} threads"
-    return ok(f"a push and a pull of 64 MB take {moved * 1e3:.1f} ms: {ratio}")
+
+    def described(copied: float, moved: float, threads: float) -> str:
+        ratio = f"{2 * copied / moved:.2f} times that speed, with {threads:.0f} threads"
+        return f"a push and a pull of 64 MB take {moved * 1e3:.1f} ms: {ratio}"
+
+    return _measure((*JOB, "copies"), described)
 
 
-def speed_of_dist_sync() -> Finding:
+def speed_of_dist_sync() -> CheckFinding:
     """Measure a pushpull of 4 KB between a worker and a server on this machine."""
-    ran = children.run([*launched(1, 1), "round_trip"], _SPEED_DEADLINE)
-    if not (found := _seconds(ran)):
-        return error(ran.reason)
-    return ok(f"a pushpull of 4 KB over one server takes {found[0] * 1e6:.0f} µs (median)")
+    text = "a pushpull of 4 KB over one server takes {:.0f} µs (median)"
+    return _measure((*launched(1, 1), "round_trip"), lambda seconds: text.format(seconds * 1e6))
 
 
-def _seconds(ran: Ran) -> list[float]:
-    """Return the numbers that a program has printed; none if it failed."""
+def _measure(command: Sequence[str], describe: Callable[..., str]) -> CheckFinding:
+    """Run a program that prints numbers, and describe these."""
+    ran = children.run(command, _SPEED_DEADLINE)
     lines = [line for line in ran.out.splitlines() if line.startswith("seconds ")]
-    return [float(word) for word in lines[0].split()[1:]] if lines and ran.code == 0 else []
+    return ok(describe(*map(float, lines[0].split()[1:]))) if lines and ran.code == 0 else error(ran.reason)

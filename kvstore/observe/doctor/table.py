@@ -1,6 +1,6 @@
 """The table of the checks: the name of each, the function that runs it, and what to do after a fault.
 
-A function names the cure itself if it depends on what was found.
+A function names the cure itself if it depends on the finding.
 """
 
 from __future__ import annotations
@@ -8,59 +8,60 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from . import gpus, installation, launchers, machine, network, permissions, self_tests
-from .checks import Check
-from .requirements import DISTRIBUTION, EXTRAS
+from . import gpus, installation, launchers, machine, network, self_tests
+from .checks import DoctorCheck
+from .installation import DISTRIBUTION, EXTRAS
 
 # fmt: off
 CHECKS = (
-    Check("Python", installation.python, "use the usual build of Python (python3.13, not python3.13t)"),
-    Check("kvstore", installation.package,
+    DoctorCheck("Python", installation.python, "use the usual build of Python (python3.13, not python3.13t)"),
+    DoctorCheck("kvstore", installation.package,
           f"pip uninstall {DISTRIBUTION}, and install one of them; look at PYTHONPATH too"),
-    Check("compiled modules", installation.compiled_modules,
+    DoctorCheck("compiled modules", installation.compiled_modules,
           f"pip install --force-reinstall --no-deps {DISTRIBUTION}; in a source tree: pip install -e ."),
-    Check("instruction set", installation.instruction_set,
+    DoctorCheck("instruction set", installation.instruction_set,
           "let the virtual machine have the processor of its host (QEMU: -cpu host)"),
-    Check("dependencies", installation.dependencies),
-    *(Check(f"extra {name}", partial(installation.extra, name)) for name in EXTRAS),
-    Check("frameworks", installation.frameworks),
-    Check("processors", machine.processors,
+    DoctorCheck("dependencies", installation.dependencies),
+    *(DoctorCheck(f"extra {name}", partial(installation.extra, name)) for name in EXTRAS),
+    DoctorCheck("frameworks", installation.frameworks),
+    DoctorCheck("processors", machine.processors,
           "start it without binding (mpirun --bind-to none, srun --cpu-bind=none, taskset -c 0-N)"),
-    Check("memory", machine.memory,
+    DoctorCheck("memory", machine.memory,
           "end other processes, or raise the limit of the container (docker run --memory)"),
-    Check("memfd", machine.memfd,
+    DoctorCheck("memfd", machine.memfd,
           "allow memfd_create and sealing in the seccomp profile; it needs Linux 3.17 or newer"),
-    Check("shared regions", machine.shared_regions,
+    DoctorCheck("shared regions", machine.shared_regions,
           "end the job, start it again from its last checkpoint, and report this as a bug of kvstore"),
-    Check("shared memory folder", machine.shared_memory_folder,
+    DoctorCheck("shared memory folder", machine.shared_memory_folder,
           "remove the files of dead processes (ls -l /dev/shm), or make it larger "
           "(mount -o remount,size=8G /dev/shm; docker run --shm-size=8g)"),
-    Check("huge pages", machine.huge_pages,
+    DoctorCheck("huge pages", machine.huge_pages,
           "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"),
-    Check("locked memory", permissions.locked_memory,
+    DoctorCheck("locked memory", machine.locked_memory,
           "ulimit -l unlimited; docker run --ulimit memlock=-1; LimitMEMLOCK=infinity in a systemd unit"),
-    Check("open files", permissions.open_files),
-    Check("address space", permissions.address_space, "ulimit -v unlimited -f unlimited"),
-    Check("ptrace", permissions.ptrace),
-    Check("launcher", launchers.launcher, "run `kvstore env`, which says which, with their values"),
-    Check("parameter server", launchers.parameter_server, "run `kvstore env`, which says what is wrong"),
-    Check("variables", launchers.variables),
-    Check("settings", launchers.settings),
-    Check("MPI", launchers.mpi,
+    DoctorCheck("open files", machine.open_files),
+    DoctorCheck("address space", machine.address_space, "ulimit -v unlimited -f unlimited"),
+    DoctorCheck("ptrace", machine.ptrace),
+    DoctorCheck("launcher", launchers.launcher, "run `kvstore env`, which says which, with their values"),
+    DoctorCheck("parameter server", launchers.parameter_server,
+          "run `kvstore env`, which says what is wrong"),
+    DoctorCheck("variables", launchers.variables),
+    DoctorCheck("settings", launchers.settings),
+    DoctorCheck("MPI", launchers.mpi,
           "start with the mpiexec of the MPI that mpi4py was built for, or "
           "`pip install --force-reinstall --no-binary mpi4py mpi4py` to build it for this mpiexec"),
-    Check("CUDA", gpus.cuda, "compare with `nvidia-smi`; in a container use `docker run --gpus all`"),
-    Check("CUDA kernels", gpus.cuda_kernels,
+    DoctorCheck("CUDA", gpus.cuda, "compare with `nvidia-smi`; in a container use `docker run --gpus all`"),
+    DoctorCheck("CUDA kernels", gpus.cuda_kernels,
           'python -m kvstore.kernels.cuda build "$KVSTORE_CUDA_KERNELS", or unset the variable'),
-    Check("NCCL", gpus.nccl,
+    DoctorCheck("NCCL", gpus.nccl,
           f"pip install '{DISTRIBUTION}[nccl]' (with a driver of CUDA 12, nvidia-nccl-cu12)"),
-    Check("interfaces", network.interfaces),
-    Check("host name", network.host_name, 'echo "127.0.1.1 $(hostname)" | sudo tee -a /etc/hosts'),
-    Check("ports", network.ports,
+    DoctorCheck("interfaces", network.interfaces),
+    DoctorCheck("host name", network.host_name, 'echo "127.0.1.1 $(hostname)" | sudo tee -a /etc/hosts'),
+    DoctorCheck("ports", network.ports,
           "bring the interface up (sudo ip link set lo up), or use `kvstore run --transport ipc`"),
-    Check("encryption", network.encryption,
+    DoctorCheck("encryption", network.encryption,
           "pip install --force-reinstall --only-binary pyzmq pyzmq, whose wheels have libsodium"),
-    Check("keys file", network.keys_file,
+    DoctorCheck("keys file", network.keys_file,
           'create new keys (`kvstore keys`), or at least chmod 600 "$KVSTORE_KEYS_FILE"'),
 )
 # fmt: on
@@ -72,18 +73,18 @@ _SUMS_CURE = (
 _SPEED_CURE = "see the self-tests; `kvstore doctor` without --speed does not need this"
 
 SPEEDS = (
-    Check("speed of memory", self_tests.speed_of_memory, _SPEED_CURE, _BY_ITSELF),
-    Check("speed of local", self_tests.speed_of_local, _SPEED_CURE, _BY_ITSELF),
-    Check("speed of dist_sync", self_tests.speed_of_dist_sync, _SPEED_CURE, _BY_ITSELF),
+    DoctorCheck("speed of memory", self_tests.speed_of_memory, _SPEED_CURE, _BY_ITSELF),
+    DoctorCheck("speed of local", self_tests.speed_of_local, _SPEED_CURE, _BY_ITSELF),
+    DoctorCheck("speed of dist_sync", self_tests.speed_of_dist_sync, _SPEED_CURE, _BY_ITSELF),
 )
 
 
-def tests() -> Iterator[Check]:
+def self_test_checks() -> Iterator[DoctorCheck]:
     """Yield the self-tests of this machine."""
-    yield Check(
+    yield DoctorCheck(
         "reads between processes",
         self_tests.reads_between_processes,
         "see the line on ptrace; in a container use `docker run --cap-add=SYS_PTRACE`",
     )
     for store, (command, workers) in self_tests.commands().items():
-        yield Check(f"test {store}", partial(self_tests.sums, command, workers), _SUMS_CURE, _BY_ITSELF)
+        yield DoctorCheck(f"test {store}", partial(self_tests.sums, command, workers), _SUMS_CURE, _BY_ITSELF)

@@ -109,7 +109,6 @@ NOBODY = KV_NOBODY
 NO_SLICE = KV_NO_SLICE
 COUNTS = bool(KV_COUNTS)
 PAGE_NAME = KV_PAGE_NAME.decode()
-PAGE_MAGIC = KV_PAGE_MAGIC
 PAGE_VERSION = KV_PAGE_VERSION
 BUCKETS = KV_BUCKETS
 
@@ -433,11 +432,13 @@ def read_page(int fd):
 
     Returns
     -------
-    list of dict
-        The numbers of each of its stores, with its place in the page; empty for any other file, and for a page of
-        another version.
+    tuple or None
+        The number of the process, and a list with the numbers of each of its stores, with its place in the page; None
+        for any other file, and for a page of another version.
     """
-    return on_page(fd, mmap.PROT_READ, 0)
+    cdef bytes data = os.pread(fd, sizeof(kv_page), 0)
+    cdef kv_page *page = <kv_page *><char *>data
+    return (page.process, counted(page)) if len(data) == sizeof(kv_page) and is_page(page) else None
 
 
 def ask_for_times(int fd, uint64_t until):
@@ -445,28 +446,17 @@ def ask_for_times(int fd, uint64_t until):
 
     `fd` is its page, opened for reading and writing. Stores that take times for longer are unchanged.
     """
-    on_page(fd, mmap.PROT_READ | mmap.PROT_WRITE, until)
-
-
-cdef list on_page(int fd, prot, uint64_t until):
-    """Map the page of another process; have its stores take times if `until` is not 0, and else read it."""
-    cdef const uint8_t[::1] data
-    cdef kv_page *page
+    cdef uint8_t[::1] data
     cdef int i
-    if os.fstat(fd).st_size != sizeof(kv_page):
-        return []
-    with mmap.mmap(fd, sizeof(kv_page), prot=prot) as mapped:
+    if read_page(fd) is None:
+        return
+    with mmap.mmap(fd, sizeof(kv_page)) as mapped:
         data = mapped
-        try:
-            page = <kv_page *>&data[0]
-            if not is_page(page) or not until:
-                return counted(page) if is_page(page) else []
-            for i in range(KV_PLACES):
-                if page.stores[i].used == KV_USED and page.stores[i].timed_until < until:
-                    kv_set_to(&page.stores[i].timed_until, until)
-            return []
-        finally:
-            data = None
+        page = <kv_page *>&data[0]
+        for i in range(KV_PLACES):
+            if page.stores[i].used == KV_USED and page.stores[i].timed_until < until:
+                kv_set_to(&page.stores[i].timed_until, until)
+        data = None  # the mapping cannot be closed before
 
 
 def bucket_of(uint64_t ns):

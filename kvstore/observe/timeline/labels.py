@@ -12,13 +12,13 @@ _lock = threading.Lock()
 def number_of(key: Any) -> int:
     """Return the number of the name of a key, or of a list of keys; 0 for none."""
     if not isinstance(key, (list, tuple)):
-        return _number(str(key))
+        return _number_of_text(str(key))
     if len(key) < 2:
         return number_of(key[0]) if key else 0
-    return _number(f"{key[0]} and {len(key) - 1} more")
+    return _number_of_text(f"{key[0]} and {len(key) - 1} more")
 
 
-def _number(text: str) -> int:
+def _number_of_text(text: str) -> int:
     found = _numbers.get(text)
     if found is None:
         with _lock:

@@ -83,7 +83,7 @@ class _Trace(msgspec.Struct, rename="camel"):
     trace_events: list[_TraceEvent]
 
 
-def head(facts: Any) -> bytes:
+def trace_head(facts: Any) -> bytes:
     """Return the text of a trace before its events, which `TAIL` follows."""
     return b'{"displayTimeUnit":"ms","otherData":' + msgspec.json.encode(facts) + b',"traceEvents":[\n'
 
@@ -108,20 +108,20 @@ def write(content: ProcessTrace, folder: Path, packed: bytes = b"") -> Path:
     packed = b"".join(PACKED.pack(*event, 0) for event in content.events) + packed
     with atomic_replacement(path) as unfinished, unfinished.open("wb") as file:
         checksum = 0
-        for text in _texts(content, packed):
+        for text in _trace_texts(content, packed):
             checksum = zlib.crc32(text, checksum)
             file.write(text)
         file.write(b"%b%d}\n" % (_CHECKSUM, checksum))
     return path
 
 
-def _texts(content: ProcessTrace, packed: bytes) -> Iterator[bytes]:
-    yield head(msgspec.structs.replace(content, events=[]))
+def _trace_texts(content: ProcessTrace, packed: bytes) -> Iterator[bytes]:
+    yield trace_head(msgspec.structs.replace(content, events=[]))
     for at in range(0, len(packed), _AT_ONCE):
         yield b",\n" * (at > 0) + trace_text(packed[at : at + _AT_ONCE], content.origin, content.pid)
 
 
-def read(path: Path) -> ProcessTrace:
+def read_trace(path: Path) -> ProcessTrace:
     """Read a file.
 
     Raises
@@ -141,11 +141,13 @@ def read(path: Path) -> ProcessTrace:
     content = trace.other_data
     if content.version != VERSION:
         raise ValueError(f"it has version {content.version} of the format, and this kvstore reads {VERSION}")
-    events = [_event(one, kind, content.origin) for one, kind in zip(trace.trace_events, kinds, strict=True)]
+    events = [
+        _event_in(one, kind, content.origin) for one, kind in zip(trace.trace_events, kinds, strict=True)
+    ]
     return msgspec.structs.replace(content, events=events)
 
 
-def _event(one: _TraceEvent, kind: int, origin: int) -> Event:
+def _event_in(one: _TraceEvent, kind: int, origin: int) -> Event:
     begin, about = origin + round(one.ts * 1000), one.args
     end = begin + round(one.dur * 1000)
     return Event(begin, end, about.slice, about.round, about.bytes, one.tid, about.whom, kind, about.store)

@@ -14,7 +14,9 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +27,7 @@ from ..native._observe import packed_events, record_events, recorded, take_times
 from ..signals import call_on_signal
 from . import labels, threads
 from .clocks import SchedulerClock, both_clocks, name_of_clock
-from .sources import Sources, StoreRecord
+from .sources import StoreRecord
 
 _EVENTS = 1 << 18  # of 56 bytes each; pages of the ring that no event has reached are not touched
 _PATIENCE = 30.0  # seconds until another thread must have written its file
@@ -37,16 +39,28 @@ _T = TypeVar("_T")
 log = logging.getLogger("kvstore")
 
 
-class _Recorder:
-    """The records of one process, and the file to which they are written."""
+class TimelineRecorder:
+    """The open stores of a process, the records of its closed stores, and the file to which it writes."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder).absolute()  # the program may change its directory
-        self.sources = Sources()
         self.clock = SchedulerClock()
+        self.writer = 0  # the thread that writes
+        #: Each with the function that describes it.
+        self.open_stores: weakref.WeakKeyDictionary[Any, Callable[[Any], StoreRecord]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._records: dict[int, StoreRecord] = {}
         self._writing = threading.RLock()
         self._written = -1
-        self.writer = 0  # the thread that writes
+
+    def keep_record(self, source: Any, describe: Callable[[Any], StoreRecord]) -> None:
+        """Keep the record of a store as it is now."""
+        for _ in range(3):
+            with suppress(Exception):  # another thread may add a key at the same time
+                record = describe(source)
+                self._records[record.number] = record
+                return
 
     def write(self, again: bool = True) -> None:
         """Write the file; without `again`, only if there are new events."""
@@ -57,65 +71,64 @@ class _Recorder:
                 return
             self.writer = threading.get_ident()
             try:
-                self._write_new(again)
+                self._write_file(again)
             finally:
                 self.writer = 0
         finally:
             self._writing.release()
         if _ended_by and threading.current_thread() is threading.main_thread():
-            _end(_ended_by[0])
+            _end_by_signal(_ended_by[0])
 
-    def _write_new(self, again: bool) -> None:
-        records, events = self.sources.records(), recorded()
-        if records and (again or events != self._written):
-            self._written = events
-            self._write(records, events)
-
-    def _write(self, records: list[StoreRecord], events: int) -> None:
-        import numpy as np
-
-        from ..events import PACKED
+    def _write_file(self, again: bool) -> None:
+        for source, describe in list(self.open_stores.items()):
+            self.keep_record(source, describe)
+        events = recorded()
+        if not self._records or (events == self._written and not again):
+            return
         from . import process_trace
 
-        began, packed = time.monotonic(), packed_events()
+        self._written, began = events, time.monotonic()
         try:
-            content = self._content(records)
-            content.overwritten = max(0, events - len(packed) // PACKED.size)
-            begins = np.frombuffer(packed, np.uint64)[:: PACKED.size // 8]
-            content.origin = int(begins.min(initial=content.monotonic))
-            path = process_trace.write(content, self.folder, packed)
+            packed = packed_events()
+            path = process_trace.write(self._trace_head(events, packed), self.folder, packed)
         except (OSError, KVStoreError, MemoryError) as error:
             log.warning("the timeline of this process is not written to %s: %s", self.folder, error)
             return
         log.info("timeline: %d events written to %s in %.2f s", events, path, time.monotonic() - began)
 
-    def _content(self, records: list[StoreRecord]) -> Any:
+    def _trace_head(self, events: int, packed: bytes) -> Any:
+        """Return the trace without events; `events` is the number of those that were recorded."""
         import socket
 
+        import numpy as np
+
+        from ..events import PACKED
         from .process_trace import VERSION, ProcessTrace
 
-        store, place = max(records, key=lambda record: record.size), _place()
+        records = [self._records[number] for number in sorted(self._records)]
+        store, place = max(records, key=lambda record: record.size), _job_place()
         rank, size = store.rank, store.size
         if store.role == "worker" and place is not None and place.size > size:
             rank, size = place.rank, place.size  # `local` stores side by side
-        jobs = [record.job for record in records if record.job]
         monotonic, realtime = both_clocks()
+        begins = np.frombuffer(packed, np.uint64)[:: PACKED.size // 8]
         return ProcessTrace(
             version=VERSION, role=store.role, rank=rank, size=size,
-            job=jobs[0] if jobs else place.job if place else "",
+            job=next((one.job for one in records if one.job), place.job if place else ""),
             host=socket.gethostname(), pid=os.getpid(),
             clock=name_of_clock(), monotonic=monotonic, realtime=realtime, scheduler=self.clock.samples,
             stores=records, labels=labels.texts(), threads=threads.names(),
-            workers=_count("num_workers"), servers=_count("num_servers"),
+            workers=_process_count("num_workers"), servers=_process_count("num_servers"),
+            overwritten=max(0, events - len(begins)), origin=int(begins.min(initial=monotonic)),
         )  # fmt: skip
 
 
-_recorder: _Recorder | None = None
+_recorder: TimelineRecorder | None = None
 _begun = False
 _ended_by: list[int] = []  # the signal that ends this process; a second one does not wait
 
 
-def start() -> _Recorder | None:
+def start() -> TimelineRecorder | None:
     """Record from now on if the variable is set, and return the recorder.
 
     A process calls this before it makes a store, or serves. A later call changes nothing.
@@ -130,7 +143,7 @@ def start() -> _Recorder | None:
             log.warning("no timeline is recorded: %s", error)
             return None
         take_times()
-        _recorder = _Recorder(folder)
+        _recorder = TimelineRecorder(folder)
         threads.keep_names()
         atexit.register(write)
         os.register_at_fork(after_in_child=_after_fork)
@@ -151,7 +164,8 @@ def follow(source: _T, describe: Callable[[_T], StoreRecord]) -> None:
     """
     recorder = start()
     if recorder is not None:
-        recorder.sources.add(source, describe)
+        recorder.open_stores[source] = describe
+        recorder.keep_record(source, describe)
         call_on_signal(signal.SIGUSR1, _write_in_thread)
         if threading.current_thread() is threading.main_thread():  # only this thread can restore the handler
             for number in _ENDING:
@@ -160,13 +174,13 @@ def follow(source: _T, describe: Callable[[_T], StoreRecord]) -> None:
 
 def finish(source: Any) -> None:
     """Keep the record of a store that is about to be closed."""
-    if _recorder is not None:
-        _recorder.sources.close(source)
+    if _recorder is not None and (describe := _recorder.open_stores.pop(source, None)):
+        _recorder.keep_record(source, describe)
 
 
 def write_if_last() -> None:
     """Write if no store is open."""
-    if _recorder is not None and _recorder.sources.is_empty:
+    if _recorder is not None and not _recorder.open_stores:
         _recorder.write()
 
 
@@ -186,7 +200,7 @@ def _after_fork() -> None:
     """Make a new recorder in a child: stores, and a lock that may stay locked, are the parent's."""
     global _recorder
     if _recorder is not None:
-        _recorder = _Recorder(str(_recorder.folder))
+        _recorder = TimelineRecorder(str(_recorder.folder))
         _ended_by.clear()
 
 
@@ -210,21 +224,21 @@ def _write_and_end(number: int) -> None:
         if _recorder.writer == threading.get_ident():
             return  # `write`, which the signal has interrupted, ends the process
         _write_in_thread(again=False).wait(_LAST_WORDS)
-    _end(number)
+    _end_by_signal(number)
 
 
-def _end(number: int) -> None:
+def _end_by_signal(number: int) -> None:
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
 
 
-def _count(name: str) -> int:
+def _process_count(name: str) -> int:
     """Return the number of processes of a role by its variable; 0 if it is not set."""
     text = text_of(name)
     return int(text) if text.isdecimal() and len(text) < 7 else 0
 
 
-def _place() -> Placement | None:
+def _job_place() -> Placement | None:
     try:
         return detect()
     except ConfigError:  # the code that needs the job reports it

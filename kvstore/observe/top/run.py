@@ -9,12 +9,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from typing import Any
 
 import click
 
-from .table import lines
-from .watch import MachineView, Watch
+from .table import view_lines
+from .watch import JobWatch
 
 
 def run(job: str | None, interval: float, once: bool, as_json: bool, write: Callable[[str], None]) -> None:
@@ -30,29 +30,26 @@ def run(job: str | None, interval: float, once: bool, as_json: bool, write: Call
     live = not once and not as_json and sys.stdout.isatty()
     height = 0
     with contextlib.suppress(KeyboardInterrupt):
-        for view in _views(Watch(job, interval), interval, once):
+        for view in _job_views(JobWatch(job, interval), interval, once):
             if as_json:
-                write(json.dumps(asdict(view)))
+                write(json.dumps(view))
                 continue
             columns, rows = shutil.get_terminal_size()
-            shown = list(lines(view, columns))
-            if not live:
-                write("\n".join(line.text for line in shown))
-                continue
-            shown = shown[: rows - 1]
+            shown = list(view_lines(view, columns))[: rows - 1 if live else None]
             over = f"\x1b[{height}F\x1b[J" if height else ""  # replaces the view before
-            write(over + "\n".join(click.style(line.text, fg=line.colour or None) for line in shown))
-            height = len(shown)
+            texts = (click.style(text, fg=colour or None) if live else text for text, colour in shown)
+            write(over + "\n".join(texts))
+            height = len(shown) if live else 0
 
 
-def _views(watch: Watch, interval: float, once: bool) -> Iterator[MachineView]:
+def _job_views(watch: JobWatch, interval: float, once: bool) -> Iterator[dict[str, Any]]:
     """Yield views. The first has no rates: with `once` it is not shown."""
-    view = watch.view()
-    while view.jobs and not once:
+    view = watch.next_view()
+    while view["jobs"] and not once:
         yield view
         time.sleep(interval)
-        view = watch.view()
+        view = watch.next_view()
     if once:
         time.sleep(interval)
-        view = watch.view()
+        view = watch.next_view()
     yield view

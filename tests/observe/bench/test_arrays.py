@@ -31,7 +31,7 @@ def pushed(dtype: str) -> Iterator[KeyArrays]:
 
 def wrong(arrays: KeyArrays, *args: Any, dtype: str = "float32", **options: Any) -> str | None:
     """Return the first wrong key."""
-    return arrays.wrong(KeyArrays(keys(dtype)), *args, **options)
+    return arrays.wrong_key(KeyArrays(keys(dtype)), *args, **options)
 
 
 def summed(dtype: str) -> KeyArrays:

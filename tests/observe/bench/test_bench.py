@@ -180,4 +180,4 @@ def test_a_wrong_sum_is_an_error() -> None:
             return [{"wrong": None, "ways": []}, {"wrong": "the sum of key 'w'", "ways": []}]
 
     with pytest.raises(command.WrongSum, match="gloo, rank 1: the sum of key 'w' is not what NumPy has"):
-        command.ready(cast("WorkerGroup", Group()), {}, 1.0, {})
+        command.checked_ways(cast("WorkerGroup", Group()), {}, 1.0, {})

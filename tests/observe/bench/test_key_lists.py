@@ -10,21 +10,23 @@ import pytest
 from safetensors.numpy import save_file
 
 from kvstore import ConfigError
-from kvstore.observe.bench.key_lists import BenchKey, load
+from kvstore.observe.bench.key_lists import BenchKey, load_keys
 
 
 @pytest.mark.parametrize(
     ("name", "count", "size"), [("resnet50", 161, 25_557_032), ("llama-1b-shapes", 146, 1_235_814_400)]
 )
 def test_known_networks_have_the_parameters_that_they_have(name: str, count: int, size: int) -> None:
-    found = load(name)
+    found = load_keys(name)
     assert (len(found), sum(key.size for key in found)) == (count, size)
     assert {key.dtype for key in found} == {"float32"}
-    assert sum(key.nbytes for key in load(name, "bfloat16")) == 2 * size
+    assert sum(key.nbytes for key in load_keys(name, "bfloat16")) == 2 * size
 
 
 def test_names_are_those_of_the_frameworks() -> None:
-    resnet, llama = ({key.name: key.shape for key in load(name)} for name in ("resnet50", "llama-1b-shapes"))
+    resnet, llama = (
+        {key.name: key.shape for key in load_keys(name)} for name in ("resnet50", "llama-1b-shapes")
+    )
     assert resnet["layer2.0.conv4.weight"] == (512, 256, 1, 1)
     assert resnet["layer4.2.bn3.bias"] == (2048,)
     assert llama["layers.15.self_attn.k_proj.weight"] == (512, 2048)
@@ -37,9 +39,9 @@ def test_a_safetensors_file(tmp_path: Path) -> None:
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
     tensors = {"a": np.zeros((2, 3), np.float16), "b": np.zeros((), np.float32), "c": np.zeros(4, bfloat16)}
     save_file({**tensors, "empty": np.zeros((0, 2), np.float32)}, tmp_path / "model.safetensors")
-    found = load(str(tmp_path / "model.safetensors"))
+    found = load_keys(str(tmp_path / "model.safetensors"))
     assert sorted(found) == list(FOUND)
-    assert {key.dtype for key in load(str(tmp_path / "model.safetensors"), "float64")} == {"float64"}
+    assert {key.dtype for key in load_keys(str(tmp_path / "model.safetensors"), "float64")} == {"float64"}
 
 
 def test_values_of_a_safetensors_file_are_not_read(tmp_path: Path) -> None:
@@ -48,7 +50,7 @@ def test_values_of_a_safetensors_file_are_not_read(tmp_path: Path) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header)
     with path.open("r+b") as file:
         file.truncate(8 + len(header) + (1 << 42))  # with nothing on the disk
-    assert [key.nbytes for key in load(str(path))] == [1 << 42]
+    assert [key.nbytes for key in load_keys(str(path))] == [1 << 42]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_values_of_a_safetensors_file_are_not_read(tmp_path: Path) -> None:
 )
 def test_files_of_text(tmp_path: Path, text: str, keys: list[tuple[str, tuple[int, ...], str]]) -> None:
     (tmp_path / "keys").write_text(text)
-    found = load(str(tmp_path / "keys"))
+    found = load_keys(str(tmp_path / "keys"))
     assert found == [BenchKey(*key) for key in keys]
     assert all(key.size == math.prod(key.shape) for key in found)
 
@@ -91,7 +93,7 @@ def test_files_of_text(tmp_path: Path, text: str, keys: list[tuple[str, tuple[in
 def test_a_file_that_is_no_list_of_keys(tmp_path: Path, data: bytes, words: str) -> None:
     (tmp_path / "keys").write_bytes(data)
     with pytest.raises(ConfigError) as raised:
-        load(str(tmp_path / "keys"))
+        load_keys(str(tmp_path / "keys"))
     assert words in str(raised.value)
     assert str(tmp_path / "keys") in str(raised.value)
 
@@ -99,11 +101,11 @@ def test_a_file_that_is_no_list_of_keys(tmp_path: Path, data: bytes, words: str)
 def test_a_type_that_stores_do_not_have(tmp_path: Path) -> None:
     save_file({"mask": np.zeros(3, np.bool_)}, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match=r"BOOL.*--dtype"):
-        load(str(tmp_path / "model.safetensors"))
-    assert load(str(tmp_path / "model.safetensors"), "float32")[0].nbytes == 12
+        load_keys(str(tmp_path / "model.safetensors"))
+    assert load_keys(str(tmp_path / "model.safetensors"), "float32")[0].nbytes == 12
 
 
 @pytest.mark.parametrize("source", ["resnet51", "."])
 def test_neither_a_network_nor_a_file(source: str) -> None:
     with pytest.raises(ConfigError, match="resnet50"):
-        load(source)
+        load_keys(source)

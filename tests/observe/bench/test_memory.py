@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from kvstore import ConfigError
-from kvstore.observe.bench.key_lists import BenchKey, load
-from kvstore.observe.bench.settings import BenchSettings, available, check_memory, chosen, need
+from kvstore.observe.bench.key_lists import BenchKey, load_keys
+from kvstore.observe.bench.settings import (
+    BenchSettings,
+    available_memory,
+    check_memory,
+    chosen_settings,
+    needed_memory,
+)
 
 GB = 1 << 30
 KEYS = [BenchKey("w", (GB // 4,), "float32")]
@@ -16,7 +22,7 @@ KEYS = [BenchKey("w", (GB // 4,), "float32")]
 
 def settings(store: str = "shared", workers: int = 2, **changes: str) -> BenchSettings:
     options = {"method": "pushpull", "compression": None, "optimizer": None, **changes}
-    return chosen(store, workers, None, rounds=1, **options)  # type: ignore[arg-type]
+    return chosen_settings(store, workers, None, rounds=1, **options)  # type: ignore[arg-type]
 
 
 def machine(folder: Path, left: int) -> Path:
@@ -31,7 +37,7 @@ def test_the_error_says_how_much_is_needed_and_there(tmp_path: Path) -> None:
         check_memory(settings(), KEYS, [], root)
     with pytest.raises(ConfigError, match=r"--peers none needs 6\.\d GB"):
         check_memory(settings(), KEYS, ["gloo"], root)
-    check_memory(settings(), load("resnet50"), ["gloo", "mpi"], root)
+    check_memory(settings(), load_keys("resnet50"), ["gloo", "mpi"], root)
 
 
 def test_enough(tmp_path: Path) -> None:
@@ -39,7 +45,7 @@ def test_enough(tmp_path: Path) -> None:
 
 
 def test_what_the_system_does_not_say_is_not_checked(tmp_path: Path) -> None:
-    assert available(tmp_path) is None
+    assert available_memory(tmp_path) is None
     check_memory(settings(), KEYS, [], tmp_path)
 
 
@@ -50,12 +56,12 @@ def test_a_limit_of_a_container_counts(tmp_path: Path) -> None:
     (root / "sys/fs/cgroup").mkdir(parents=True)
     (root / "sys/fs/cgroup/memory.max").write_text(f"{3 * GB}\n")
     (root / "sys/fs/cgroup/memory.current").write_text(f"{GB}\n")
-    assert available(root) == 2 * GB
+    assert available_memory(root) == 2 * GB
 
 
 def test_more_of_anything_needs_more() -> None:
-    least = need(settings("local", 1), KEYS, [])
-    plain = need(settings(), KEYS, [])
+    least = needed_memory(settings("local", 1), KEYS, [])
+    plain = needed_memory(settings(), KEYS, [])
     assert 2 * GB < least < plain
     for more in (
         settings(workers=3),
@@ -64,5 +70,5 @@ def test_more_of_anything_needs_more() -> None:
         settings(compression="2bit"),
         settings("dist_sync"),
     ):
-        assert need(more, KEYS, []) > plain
-    assert need(settings(), KEYS, ["gloo"]) > plain + 2 * GB
+        assert needed_memory(more, KEYS, []) > plain
+    assert needed_memory(settings(), KEYS, ["gloo"]) > plain + 2 * GB

@@ -12,9 +12,9 @@ import pytest
 
 from kvstore import MissingBackendError
 from kvstore.observe.bench import report
-from kvstore.observe.bench.key_lists import load
-from kvstore.observe.bench.rounds import Way
-from kvstore.observe.bench.settings import chosen
+from kvstore.observe.bench.key_lists import load_keys
+from kvstore.observe.bench.rounds import PeerWay
+from kvstore.observe.bench.settings import chosen_settings
 
 PAGE = Path(__file__).parents[3] / "docs/benchmarks/index.md"
 
@@ -22,11 +22,11 @@ PAGE = Path(__file__).parents[3] / "docs/benchmarks/index.md"
 def result(**options: Any) -> dict[str, Any]:
     """Return what --json writes for given times."""
     given = {"store": "dist_sync", "servers": None, "method": "pushpull", "compression": None}
-    wanted = chosen(**{"workers": 2, "rounds": 3, "optimizer": None, **given, **options})
-    ours, gloo = Way("kvstore", "", unused), Way("gloo", "each key", unused)
+    wanted = chosen_settings(**{"workers": 2, "rounds": 3, "optimizer": None, **given, **options})
+    ours, gloo = PeerWay("kvstore", "", unused), PeerWay("gloo", "each key", unused)
     ours.seconds, gloo.seconds = [0.02, 0.04, 0.01], [0.06, 0.06, 0.06]
     versions, missing = {"kvstore": "1.0", "torch": "2.0"}, {"mpi": "mpi4py is not installed"}
-    return report.as_object(wanted, "resnet50", load("resnet50"), [ours, gloo], versions, missing)
+    return report.report_object(wanted, "resnet50", load_keys("resnet50"), [ours, gloo], versions, missing)
 
 
 def unused(calls: int) -> list[float]:
@@ -34,7 +34,7 @@ def unused(calls: int) -> list[float]:
 
 
 def test_the_table() -> None:
-    lines = list(report.lines(result()))
+    lines = list(report.report_lines(result()))
     assert lines[1:4] == [
         "kvstore 1.0, torch 2.0",
         "store dist_sync, workers: 2, servers: 1, pushpull",
@@ -80,8 +80,8 @@ def test_ratios_are_taken_within_a_round() -> None:
     ],
 )
 def test_what_peers_do_not_do_is_said(options: dict[str, Any], words: str) -> None:
-    assert any(line.startswith(words) for line in report.lines(result(**options)))
-    assert not any(line.startswith(words) for line in report.lines(result()))
+    assert any(line.startswith(words) for line in report.report_lines(result(**options)))
+    assert not any(line.startswith(words) for line in report.report_lines(result()))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_what_peers_do_not_do_is_said(options: dict[str, Any], words: str) -> No
     ],
 )
 def test_three_digits_with_a_unit(seconds: float, text: str) -> None:
-    assert report.time(seconds) == text
+    assert report.time_text(seconds) == text
 
 
 def test_a_picture_needs_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +110,6 @@ def test_a_picture_needs_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_picture(tmp_path: Path, name: str, begins: bytes) -> None:
     pytest.importorskip("matplotlib")
     report.new_figure()
-    report.draw(result(), str(tmp_path / name))
+    report.draw_report(result(), str(tmp_path / name))
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_bytes().startswith(begins)

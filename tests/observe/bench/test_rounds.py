@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.observe.bench.command import race
-from kvstore.observe.bench.rounds import Way, best, in_turn, round_ratios, shortlist
+from kvstore.observe.bench.command import measure_in_turn
+from kvstore.observe.bench.rounds import PeerWay, best_ways, close_ways, in_turn, round_ratios
 
 
-def ways(asked: list[str], **seconds: float) -> list[Way]:
+def ways(asked: list[str], **seconds: float) -> list[PeerWay]:
     """`a_x` is the way `x` of peer `a`."""
 
-    def way(name: str, each: float) -> Way:
+    def way(name: str, each: float) -> PeerWay:
         def run(calls: int) -> list[float]:
             asked.append(name)
             return [each] * calls
 
         peer, _, of = name.partition("_")
-        return Way(peer, of, run)
+        return PeerWay(peer, of, run)
 
     return [way(name, each) for name, each in seconds.items()]
 
 
-def run(found: list[Way], rounds: int) -> dict[str, Way]:
-    return {way.peer: way for way in race(found, rounds)}
+def run(found: list[PeerWay], rounds: int) -> dict[str, PeerWay]:
+    return {way.peer: way for way in measure_in_turn(found, rounds)}
 
 
 def test_peers_take_turns_and_another_one_begins_each_round() -> None:
@@ -50,8 +50,8 @@ def test_quick_calls_are_repeated(seconds: float, calls: int) -> None:
 
 
 def test_calls_that_only_warm_the_caches_do_not_count() -> None:
-    way = Way("a", "", lambda calls: [9.0] * 2 + [1.0, 2.0, 3.0][: calls - 2], calls=3)
-    assert way.turn(warm=2) == [1.0, 2.0, 3.0]
+    way = PeerWay("a", "", lambda calls: [9.0] * 2 + [1.0, 2.0, 3.0][: calls - 2], calls=3)
+    assert way.measure_turn(warm=2) == [1.0, 2.0, 3.0]
     assert way.median == 2.0
 
 
@@ -59,16 +59,16 @@ def test_of_each_peer_only_so_many_ways_are_kept() -> None:
     found = ways([], a_x=1.2, a_y=1.0, a_z=1.1, b_x=2.0, b_y=9.0)
     for way in found:
         way.try_out(1.0, 1, 10)
-    kept = [f"{way.peer}{way.name}" for way in shortlist(found, 1.5, 2)]
+    kept = [f"{way.peer}{way.name}" for way in close_ways(found, 1.5, 2)]
     assert kept == ["ay", "az", "bx"]
-    assert len(shortlist(found, 1.5)) == 4
+    assert len(close_ways(found, 1.5)) == 4
 
 
 def test_the_best_ways_are_in_the_order_of_the_peers() -> None:
     found = ways([], b_x=2.0, a_x=1.0, b_y=1.5)
     for way in found:
-        way.turn()
-    assert [(way.peer, way.name) for way in best(found)] == [("b", "y"), ("a", "x")]
+        way.measure_turn()
+    assert [(way.peer, way.name) for way in best_ways(found)] == [("b", "y"), ("a", "x")]
 
 
 def test_ratios_are_taken_round_by_round() -> None:

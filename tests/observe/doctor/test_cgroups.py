@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from kvstore.observe.doctor import cgroups
+from kvstore.observe.doctor import system_files
 
 Tree = Callable[[Mapping[str, str]], Path]
 
@@ -37,30 +37,29 @@ NO_LIMITS = {
 
 def test_version_2_counts_the_groups_around(tree: Tree) -> None:
     root = tree(V2)
-    assert cgroups.processors(root) == 1.5
-    limit = cgroups.memory(root)
-    assert limit == cgroups.MemoryLimit(2_000_000_000, 500_000_000, 2)  # the least that is left
-    assert limit.left == 1_500_000_000
+    assert system_files.cgroup_processors(root) == 1.5
+    limit = system_files.cgroup_memory(root)
+    assert limit == system_files.MemoryLimit(2_000_000_000, 1_500_000_000, 2)  # the least that is left
 
 
 def test_version_1_in_a_container(tree: Tree) -> None:
     root = tree(V1)
-    assert cgroups.processors(root) == 0.5
-    assert cgroups.memory(root) == cgroups.MemoryLimit(1 << 30, 73741824, 1)
+    assert system_files.cgroup_processors(root) == 0.5
+    assert system_files.cgroup_memory(root) == system_files.MemoryLimit(1 << 30, (1 << 30) - 73741824, 1)
 
 
 def test_no_limits(tree: Tree) -> None:
     root = tree(NO_LIMITS)
-    assert cgroups.processors(root) is None
-    assert cgroups.memory(root) is None
+    assert system_files.cgroup_processors(root) is None
+    assert system_files.cgroup_memory(root) is None
 
 
 def test_a_system_without_groups(tree: Tree) -> None:
     root = tree({})
-    assert cgroups.processors(root) is None
-    assert cgroups.memory(root) is None
+    assert system_files.cgroup_processors(root) is None
+    assert system_files.cgroup_memory(root) is None
 
 
 def test_a_path_out_of_the_namespace_stays_below_the_mount_point(tree: Tree) -> None:
     root = tree({**V2, "proc/self/cgroup": "0::/../../user\n", "sys/fs/cgroup/cpu.max": "300000 100000"})
-    assert cgroups.processors(root) == 3
+    assert system_files.cgroup_processors(root) == 3

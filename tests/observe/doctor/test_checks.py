@@ -7,14 +7,14 @@ import threading
 
 import pytest
 
-from kvstore.observe.doctor.checks import Check, Finding, error, ok, warning
+from kvstore.observe.doctor.checks import CheckFinding, DoctorCheck, error, ok, warning
 
 
 def test_a_python_that_this_user_may_not_execute() -> None:
-    def refused() -> Finding:
+    def refused() -> CheckFinding:
         raise PermissionError(13, "Permission denied", sys.executable)
 
-    found = Check("one", refused).run()
+    found = DoctorCheck("one", refused).run()
     assert found.text == f"not done: this user may not execute {sys.executable}"
     assert "bug" not in found.cure
 
@@ -28,16 +28,16 @@ def test_a_python_that_this_user_may_not_execute() -> None:
         (warning("slow", "of the outcome"), "of the outcome"),
     ],
 )
-def test_the_cure_is_that_of_the_outcome_or_of_the_row(outcome: Finding, cure: str) -> None:
-    found = Check("one", lambda: outcome, "of the row").run()
-    assert found == Finding("one", outcome.level, outcome.text, cure)
+def test_the_cure_is_that_of_the_outcome_or_of_the_row(outcome: CheckFinding, cure: str) -> None:
+    found = DoctorCheck("one", lambda: outcome, "of the row").run()
+    assert found == CheckFinding("one", outcome.level, outcome.text, cure)
 
 
 def test_an_exception_is_an_error_with_its_text() -> None:
-    def broken() -> Finding:
+    def broken() -> CheckFinding:
         raise ZeroDivisionError("division by nothing")
 
-    found = Check("a broken check", broken, "of the row").run()
+    found = DoctorCheck("a broken check", broken, "of the row").run()
     assert (found.subject, found.level) == ("a broken check", "error")
     assert "ZeroDivisionError: division by nothing" in found.text
     assert "bug" in found.cure
@@ -46,12 +46,12 @@ def test_an_exception_is_an_error_with_its_text() -> None:
 def test_a_check_without_an_answer_is_given_up() -> None:
     end = threading.Event()
 
-    def wait() -> Finding:
+    def wait() -> CheckFinding:
         end.wait()
         return ok("fine")
 
     try:
-        found = Check("a long check", wait, deadline=0.05).run()
+        found = DoctorCheck("a long check", wait, deadline=0.05).run()
     finally:
         end.set()
     assert (found.subject, found.level) == ("a long check", "error")
@@ -60,4 +60,4 @@ def test_a_check_without_an_answer_is_given_up() -> None:
 
 def test_a_finding_does_not_change() -> None:
     with pytest.raises(AttributeError):
-        Finding("one", "ok", "fine").level = "error"  # type: ignore[misc]
+        CheckFinding("one", "ok", "fine").level = "error"  # type: ignore[misc]

@@ -11,7 +11,7 @@ import pytest
 from launched import MARK, Job, until
 
 from kvstore.observe.doctor import children
-from kvstore.observe.doctor.children import Ran, run
+from kvstore.observe.doctor.children import ProgramEnd, run
 
 STUBBORN = """
 import signal, subprocess, sys, time
@@ -43,7 +43,7 @@ def marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 def test_output_and_exit_code() -> None:
     code = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
     ran = run([sys.executable, "-c", code], 60)
-    assert ran == Ran(3, "out\n", "err\n")
+    assert ran == ProgramEnd(3, "out\n", "err\n")
     assert ran.reason == "it ended with exit code 3: err"
 
 

@@ -29,13 +29,13 @@ def test_a_driver_without_the_extra_is_a_warning(tree: Tree, monkeypatch: pytest
     assert found.cure == "pip install 'kvstore-train[cuda]'"
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, ran: children.Ran) -> None:
+def answers(monkeypatch: pytest.MonkeyPatch, ran: children.ProgramEnd) -> None:
     monkeypatch.setattr(gpus, "version_of", lambda name: "13.0")
     monkeypatch.setattr(children, "run", lambda command, deadline: ran)
 
 
 def test_a_driver_that_does_not_answer_is_an_error(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, children.Ran(1, "", "Traceback\nMissingBackendError: CUDA_ERROR_NO_DEVICE\n"))
+    answers(monkeypatch, children.ProgramEnd(1, "", "Traceback\nMissingBackendError: CUDA_ERROR_NO_DEVICE\n"))
     found = finding(gpus.cuda, tree(DRIVER))
     assert found.level == "error"
     assert "CUDA_ERROR_NO_DEVICE" in found.text
@@ -43,17 +43,17 @@ def test_a_driver_that_does_not_answer_is_an_error(tree: Tree, monkeypatch: pyte
 
 
 def test_gpus_are_counted(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, children.Ran(0, "4\n", ""))
+    answers(monkeypatch, children.ProgramEnd(0, "4\n", ""))
     assert finding(gpus.cuda, tree(DRIVER)).text == "driver 580.82.07, number of GPUs: 4"
 
 
 def test_nccl_that_does_not_load_is_a_warning(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, children.Ran(1, "", "RuntimeError: libnccl.so.2\n"))
+    answers(monkeypatch, children.ProgramEnd(1, "", "RuntimeError: libnccl.so.2\n"))
     found = finding(gpus.nccl, tree(DRIVER))
     assert found.level == "warning"
     assert "libnccl.so.2" in found.text
     assert "kvstore-train[nccl]" in found.cure
-    answers(monkeypatch, children.Ran(0, "22707\n", ""))
+    answers(monkeypatch, children.ProgramEnd(0, "22707\n", ""))
     assert finding(gpus.nccl, tree(DRIVER)).level == "ok"
 
 

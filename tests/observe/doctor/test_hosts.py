@@ -15,10 +15,10 @@ import kvstore
 from kvstore.launch.hosts import remote_hosts
 from kvstore.launch.hosts.host_list import HostLayout, of_list
 from kvstore.observe.doctor import hosts as far_hosts
-from kvstore.observe.doctor.checks import Finding
+from kvstore.observe.doctor.checks import CheckFinding
 
 ONE, OTHER = "127.0.0.2", "127.0.0.3"
-Find = Callable[..., list[Finding]]
+Find = Callable[..., list[CheckFinding]]
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def find(tmp_path: Path) -> Find:
 
     def run(
         before: str = "", where: str = ONE, command: str = "", names: str = f"{ONE},{OTHER}"
-    ) -> list[Finding]:
+    ) -> list[CheckFinding]:
         altered = f"{before}\nfrom kvstore.observe.doctor.far_host import main; main()"
         (tmp_path / "altered.py").write_text(altered)
         other = command or f"exec {sys.executable} {tmp_path}/altered.py"
@@ -37,12 +37,12 @@ def find(tmp_path: Path) -> Find:
         listed = of_list(names)
         layout = HostLayout(listed, len(listed), 0)
         made = remote_hosts.Hosts(layout, (str(script),), sys.executable, {}, os.getcwd())
-        return list(far_hosts.findings(made))
+        return list(far_hosts.check_hosts(made))
 
     return run
 
 
-def by_subject(found: list[Finding]) -> dict[str, Finding]:
+def by_subject(found: list[CheckFinding]) -> dict[str, CheckFinding]:
     return {
         one.subject: one for one in found if "processors" in one.text or not one.subject.startswith("host ")
     }
@@ -91,7 +91,7 @@ def test_warnings_of_a_host_are_told_with_its_name(find: Find) -> None:
     before = (
         "from kvstore.observe.doctor import checks, report\n"
         "def broken(): raise OSError('no such thing')\n"
-        "report.CHECKS = (checks.Check('broken', broken),)"
+        "report.CHECKS = (checks.DoctorCheck('broken', broken),)"
     )
     told = [one for one in find(before, names=ONE) if one.subject == f"host {ONE}" and one.level == "error"]
     assert ["broken: this check failed: OSError: no such thing" in one.text for one in told] == [True]
@@ -117,7 +117,7 @@ def test_a_command_that_answers_as_something_else(find: Find) -> None:
 def test_a_command_that_does_not_exist() -> None:
     listed = of_list(ONE)
     made = remote_hosts.Hosts(HostLayout(listed, 1, 0), ("/no/ssh",), sys.executable, {}, os.getcwd())
-    (found,) = far_hosts.findings(made)
+    (found,) = far_hosts.check_hosts(made)
     assert (found.level, found.text) == ("error", "there is no command '/no/ssh' on this machine")
     assert "--ssh-command" in found.cure
 

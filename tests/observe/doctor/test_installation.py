@@ -12,7 +12,7 @@ import pytest
 from observation.checks import finding
 
 from kvstore.observe.doctor import installation
-from kvstore.observe.doctor.requirements import Dependency
+from kvstore.observe.doctor.installation import RequiredDistribution
 
 BLOCKED = "kvstore.stores.parameter_server.transport.native._streams"
 BLOCK = f"""
@@ -57,12 +57,12 @@ def test_a_processor_without_avx2_is_a_warning(machine: str, levels: list[str], 
 def test_dependencies_that_do_not_fit_are_an_error_with_the_command() -> None:
     found = finding(
         installation.dependencies,
-        [Dependency("numpy", ">=1.26", "1.20.3"), Dependency("pyzmq", ">=26.0", None)],
+        [RequiredDistribution("numpy", ">=1.26", "1.20.3"), RequiredDistribution("pyzmq", ">=26.0", None)],
     )
     assert found.level == "error"
     assert found.text == "numpy 1.20.3, pyzmq is not installed"
     assert found.cure == "pip install 'numpy>=1.26' 'pyzmq>=26.0'"
-    assert finding(installation.dependencies, [Dependency("numpy", ">=1.26", "2.1")]).level == "ok"
+    assert finding(installation.dependencies, [RequiredDistribution("numpy", ">=1.26", "2.1")]).level == "ok"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,10 @@ def test_dependencies_that_do_not_fit_are_an_error_with_the_command() -> None:
 def test_versions_of_an_extra_count_if_all_of_it_is_there(
     numba: str | None, core: str | None, level: str
 ) -> None:
-    wanted = [Dependency("numba", ">=0.68,<0.69", numba), Dependency("cuda-core", ">=1.0", core)]
+    wanted = [
+        RequiredDistribution("numba", ">=0.68,<0.69", numba),
+        RequiredDistribution("cuda-core", ">=1.0", core),
+    ]
     found = installation.extra("cuda", wanted)
     assert found.level == level
     assert bool(found.cure) is (level == "warning")

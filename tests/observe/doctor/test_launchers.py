@@ -9,7 +9,7 @@ import pytest
 from observation.checks import finding
 
 from kvstore.observe.doctor import launchers
-from kvstore.observe.doctor.checks import Finding
+from kvstore.observe.doctor.checks import CheckFinding
 from kvstore.observe.doctor.table import CHECKS
 
 SECRET = "a-text-that-nobody-may-read"
@@ -101,12 +101,12 @@ ORTE, PRTE, HYDRA = (
 )
 def test_a_wrong_mpi_is_a_warning(library: str, command: str, level: str) -> None:
     [row] = [one for one in CHECKS if one.function is launchers.mpi]
-    found = row.finding(launchers.fitting_mpi(library, command))
+    found = row._replace(function=lambda: launchers.fitting_mpi(library, command)).run()
     assert found.level == level
     assert ("mpi4py" in found.cure) is (level == "warning")
 
 
-def with_mpi4py(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Finding:
+def with_mpi4py(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> CheckFinding:
     (folder / "mpi4py").mkdir()
     (folder / "mpi4py/__init__.py").write_text("class rc: pass\n")
     (folder / "mpi4py/MPI.py").write_text(text)

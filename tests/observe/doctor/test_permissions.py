@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from observation.checks import finding
 
-from kvstore.observe.doctor import permissions
+from kvstore.observe.doctor import machine
 
 Tree = Callable[[Mapping[str, str]], Path]
 
@@ -48,9 +48,9 @@ def limits(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int = resource.RLIM
 def test_no_limits_are_fine(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     limits(monkeypatch, resource.RLIM_INFINITY)
     found = [
-        finding(permissions.locked_memory, tree({})),
-        finding(permissions.open_files),
-        finding(permissions.address_space),
+        finding(machine.locked_memory, tree({})),
+        finding(machine.open_files),
+        finding(machine.address_space),
     ]
     assert [(one.level, one.text) for one in found] == [("ok", "unlimited")] * 3
 
@@ -59,18 +59,17 @@ def test_8_mb_of_locked_memory_are_little_where_there_is_infiniband(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits(monkeypatch, 8 << 20)
-    assert finding(permissions.locked_memory, tree({})).level == "ok"
+    assert finding(machine.locked_memory, tree({})).level == "ok"
     assert (
-        finding(permissions.locked_memory, tree({"sys/class/infiniband/mlx5_0/fw_ver": "1"})).level
-        == "warning"
+        finding(machine.locked_memory, tree({"sys/class/infiniband/mlx5_0/fw_ver": "1"})).level == "warning"
     )
 
 
 def test_the_command_for_files_is_one_that_the_hard_limit_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     limits(monkeypatch, 256, 512)
-    assert finding(permissions.open_files).cure == "ulimit -n 512"
+    assert finding(machine.open_files).cure == "ulimit -n 512"
     limits(monkeypatch, 256)
-    assert finding(permissions.open_files).cure == "ulimit -n 4096"
+    assert finding(machine.open_files).cure == "ulimit -n 4096"
 
 
 NONE, TRACES = "Name:\tpython\nCapEff:\t0000000000000000\n", "CapEff:\t0000000000080000\n"
@@ -93,7 +92,7 @@ def test_ptrace(tree: Tree, scope: str | None, status: str, level: str, cure: st
     files = {"proc/self/status": status}
     if scope is not None:
         files["proc/sys/kernel/yama/ptrace_scope"] = f"{scope}\n"
-    found = finding(permissions.ptrace, tree(files))
+    found = finding(machine.ptrace, tree(files))
     assert found.level == level
     assert cure in found.cure
     assert "sysctl" not in found.cure or scope != "3"  # nothing can change it then

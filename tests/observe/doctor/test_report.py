@@ -18,7 +18,7 @@ from launched import Job, until
 
 from kvstore.launch.cli import main
 from kvstore.observe.doctor import report, table
-from kvstore.observe.doctor.checks import Check, Finding, ok, warning
+from kvstore.observe.doctor.checks import CheckFinding, DoctorCheck, ok, warning
 
 LEVELS = ("ok", "warning", "error")
 #: Subjects that depend on the machine or on what else is installed, and may be warnings on a healthy one.
@@ -66,18 +66,18 @@ def test_json_without_tests(doctor: Callable[..., Any]) -> None:
     assert not [subject for subject in found if subject.startswith(("test ", "speed "))]
 
 
-def invoke(monkeypatch: pytest.MonkeyPatch, *checks: Check, arguments: tuple[str, ...] = ()) -> Any:
+def invoke(monkeypatch: pytest.MonkeyPatch, *checks: DoctorCheck, arguments: tuple[str, ...] = ()) -> Any:
     monkeypatch.setattr(report, "CHECKS", checks)
     return CliRunner().invoke(main, ["doctor", "--no-tests", *arguments])
 
 
-def broken() -> Finding:
+def broken() -> CheckFinding:
     raise OSError("nobody expected this")
 
 
-FINE = Check("fine", lambda: ok("as it is"))
-SLOW = Check("slow", lambda: warning("could be faster"), "hurry")
-BROKEN = Check("broken", broken)
+FINE = DoctorCheck("fine", lambda: ok("as it is"))
+SLOW = DoctorCheck("slow", lambda: warning("could be faster"), "hurry")
+BROKEN = DoctorCheck("broken", broken)
 
 
 def test_a_broken_check_is_one_line_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,13 +95,13 @@ def test_a_broken_check_is_one_line_and_the_others_go_on(monkeypatch: pytest.Mon
 
 
 def test_what_an_exception_tells_is_cleaned(monkeypatch: pytest.MonkeyPatch) -> None:
-    def telling() -> Finding:
+    def telling() -> CheckFinding:
         raise OSError("the secret-job in /home/me/keys")
 
     monkeypatch.setenv("KVSTORE_JOB", "secret-job")
     monkeypatch.setenv("HOME", "/home/me")
-    check = Check("one", telling)
-    monkeypatch.setattr(report, "tests", lambda: [check])
+    check = DoctorCheck("one", telling)
+    monkeypatch.setattr(report, "self_test_checks", lambda: [check])
     for name in ("CHECKS", "SPEEDS"):
         monkeypatch.setattr(report, name, (check,))
     done = CliRunner().invoke(main, ["doctor", "--speed"])
@@ -117,7 +117,7 @@ def test_warnings_alone_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_broken_self_tests_do_not_break_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "CHECKS", (FINE,))
-    monkeypatch.setattr(report, "tests", lambda: [BROKEN, FINE])
+    monkeypatch.setattr(report, "self_test_checks", lambda: [BROKEN, FINE])
     done = CliRunner().invoke(main, ["doctor", "--json"])
     assert done.exit_code == 1
     found = {one["subject"]: one["text"] for one in json.loads(done.stdout)}
@@ -128,7 +128,7 @@ def test_an_mpiexec_that_cannot_be_run_is_no_test(tmp_path: Path, monkeypatch: p
     (tmp_path / "mpiexec").write_text("no program")
     (tmp_path / "mpiexec").chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path))
-    subjects = [check.subject for check in table.tests()]
+    subjects = [check.subject for check in table.self_test_checks()]
     assert "test dist_sync" in subjects and "test mpi" not in subjects
 
 
@@ -151,10 +151,10 @@ def test_broken_speeds_do_not_break_the_command(monkeypatch: pytest.MonkeyPatch)
 def test_values_of_variables_and_the_home_directory_are_hidden() -> None:
     told = "the secret-job of /home/me/keys, not /home/medium, as worker"
     variables = {"KVSTORE_JOB": "secret-job", "KVSTORE_ROLE": "worker", "KVSTORE_SIZE": "2", "OTHER": "as"}
-    found = report.redacted(Finding("one", "error", told, f"ask {told}"), variables, "/home/me")
+    found = report.without_secrets(CheckFinding("one", "error", told, f"ask {told}"), variables, "/home/me")
     clean = "the $KVSTORE_JOB of ~/keys, not /home/medium, as worker"
     assert (found.text, found.cure) == (clean, f"ask {clean}")
-    assert report.redacted(Finding("one", "ok", "/dev/shm"), {}, "/").text == "/dev/shm"
+    assert report.without_secrets(CheckFinding("one", "ok", "/dev/shm"), {}, "/").text == "/dev/shm"
 
 
 def test_no_secret_is_in_a_report_of_a_job_with_keys(tmp_path: Path) -> None:
@@ -184,7 +184,9 @@ def test_no_secret_is_in_a_report_of_a_job_with_keys(tmp_path: Path) -> None:
 
 def test_the_width_is_that_of_the_longest_subject() -> None:
     long = "reads between processes"
-    assert report.line(Finding(long, "ok", "text")).index("text") == report.line(FINE.run()).index("as it is")
+    assert report.finding_line(CheckFinding(long, "ok", "text")).index("text") == report.finding_line(
+        FINE.run()
+    ).index("as it is")
 
 
 def test_help_says_what_the_exit_code_means() -> None:

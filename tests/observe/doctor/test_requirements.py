@@ -6,7 +6,13 @@ from importlib import metadata
 
 import pytest
 
-from kvstore.observe.doctor.requirements import EXTRAS, Dependency, dependencies, is_within, version_of
+from kvstore.observe.doctor.installation import (
+    EXTRAS,
+    RequiredDistribution,
+    is_within,
+    required_distributions,
+    version_of,
+)
 
 LINES = [
     "numpy>=1.26",
@@ -18,7 +24,7 @@ LINES = [
 
 
 def test_lines_are_read() -> None:
-    found = {extra: dependencies(extra, LINES) for extra in ("", "cli", "cuda", "test")}
+    found = {extra: required_distributions(extra, LINES) for extra in ("", "cli", "cuda", "test")}
     assert {extra: [one[:2] for one in wanted] for extra, wanted in found.items()} == {
         "": [("numpy", ">=1.26")],
         "cli": [("rich", ">=13.7")],
@@ -46,7 +52,7 @@ def test_versions_fit(version: str, versions: str, fits: bool) -> None:
 
 
 def test_the_distribution_of_this_environment_has_what_it_requires() -> None:
-    found = dependencies("")
+    found = required_distributions("")
     assert {"numpy", "pyzmq"} <= {one.name for one in found}
     assert all(one.fits for one in found), found
 
@@ -54,12 +60,12 @@ def test_the_distribution_of_this_environment_has_what_it_requires() -> None:
 def test_each_extra_for_users_is_one_of_the_distribution() -> None:
     declared = metadata.metadata("kvstore-train").get_all("Provides-Extra") or []
     assert set(declared) - {"test", "bench", "docs"} == set(EXTRAS)
-    assert all(dependencies(name) for name in EXTRAS)
+    assert all(required_distributions(name) for name in EXTRAS)
 
 
 def test_what_is_not_installed_has_no_version() -> None:
     assert version_of("no-such-distribution") is None
-    (one,) = dependencies("", ["no-such-distribution>=1"])
-    assert one == Dependency("no-such-distribution", ">=1", None)
+    (one,) = required_distributions("", ["no-such-distribution>=1"])
+    assert one == RequiredDistribution("no-such-distribution", ">=1", None)
     assert not one.fits
     assert str(one) == "no-such-distribution is not installed"

@@ -147,17 +147,17 @@ def test_processes_with_one_parent_read_each_other_or_say_why(marked: Job) -> No
 @pytest.mark.parametrize(
     ("ran", "level", "text"),
     [
-        (children.Ran(0, "", "group 'default', workers read each other's memory\n"), "ok", "works"),
+        (children.ProgramEnd(0, "", "group 'default', workers read each other's memory\n"), "ok", "works"),
         (
-            children.Ran(0, "", "workers do not read each other's memory\n"),
+            children.ProgramEnd(0, "", "workers do not read each other's memory\n"),
             "warning",
             "(the system refuses it)",
         ),
-        (children.Ran(None, "", ""), "warning", "deadline"),
+        (children.ProgramEnd(None, "", ""), "warning", "deadline"),
     ],
 )
 def test_reads_that_are_refused_are_a_warning(
-    monkeypatch: pytest.MonkeyPatch, ran: children.Ran, level: str, text: str
+    monkeypatch: pytest.MonkeyPatch, ran: children.ProgramEnd, level: str, text: str
 ) -> None:
     monkeypatch.setattr(children, "run", lambda *_: ran)
     found = finding(self_tests.reads_between_processes)

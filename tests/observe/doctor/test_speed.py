@@ -21,13 +21,15 @@ def test_speeds_are_measured_where_they_are_wanted(doctor: Callable[..., Any]) -
 
 
 def test_figures_are_those_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, children.Ran(0, "seconds 0.0067108864 0.0268435456 3\n", ""))
+    answers(monkeypatch, children.ProgramEnd(0, "seconds 0.0067108864 0.0268435456 3\n", ""))
     assert "10.0 GB/s" in self_tests.speed_of_memory().text
     assert "26.8 ms: 0.50 times that speed, with 3 threads" in self_tests.speed_of_local().text
 
 
-@pytest.mark.parametrize("ran", [children.Ran(1, "seconds 1 2", "why\n"), children.Ran(None, "", "why\n")])
-def test_what_fails_is_an_error(monkeypatch: pytest.MonkeyPatch, ran: children.Ran) -> None:
+@pytest.mark.parametrize(
+    "ran", [children.ProgramEnd(1, "seconds 1 2", "why\n"), children.ProgramEnd(None, "", "why\n")]
+)
+def test_what_fails_is_an_error(monkeypatch: pytest.MonkeyPatch, ran: children.ProgramEnd) -> None:
     answers(monkeypatch, ran)
     for check in SPEEDS:
         found = check.run()
@@ -35,5 +37,5 @@ def test_what_fails_is_an_error(monkeypatch: pytest.MonkeyPatch, ran: children.R
         assert found.text.endswith("why")
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, ran: children.Ran) -> None:
+def answers(monkeypatch: pytest.MonkeyPatch, ran: children.ProgramEnd) -> None:
     monkeypatch.setattr(children, "run", lambda command, deadline: ran)

@@ -44,7 +44,9 @@ def counters() -> native.Counters:
 def pages(pid: int) -> list[dict[str, Any]]:
     descriptor = os.open(page_of(pid), os.O_RDONLY)
     try:
-        return native.read_page(descriptor)
+        owner, stores = native.read_page(descriptor) or (0, [])
+        assert owner == pid
+        return stores
     finally:
         os.close(descriptor)
 
@@ -243,7 +245,7 @@ def test_another_file_is_no_page(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
     with path.open("r+b") as file:
-        assert native.read_page(file.fileno()) == []
+        assert native.read_page(file.fileno()) is None
         native.ask_for_times(file.fileno(), 1)
     assert path.read_bytes() == content
 
@@ -254,11 +256,12 @@ def test_a_page_of_another_version_is_left_alone(tmp_path: Path, counters: nativ
     path = tmp_path / "page"
     path.write_bytes(content)
     with path.open("rb") as file:
-        assert any(one["store"] == "a store" for one in native.read_page(file.fileno()))
+        _, stores = native.read_page(file.fileno()) or (0, [])
+    assert any(one["store"] == "a store" for one in stores)
     content[at] ^= 1
     path.write_bytes(content)
     with path.open("r+b") as file:
-        assert native.read_page(file.fileno()) == []
+        assert native.read_page(file.fileno()) is None
         native.ask_for_times(file.fileno(), 10**18)
     assert path.read_bytes() == content
 
@@ -291,7 +294,7 @@ def shown():
     one, = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")
             if native.PAGE_NAME in os.path.realpath(f"/proc/self/fd/{fd}")]
     with open(one, "rb") as page:
-        return [(s["store"], s["calls"][1]) for s in native.read_page(page.fileno())]
+        return [(s["store"], s["calls"][1]) for s in native.read_page(page.fileno())[1]]
 if os.fork() == 0:
     assert mine.read()["calls"] == [0] * 6 and not mine.timed and shown() == []
     mine.count(1)

@@ -11,20 +11,20 @@ from observation.made import MS, file, row, sample
 
 from kvstore.observe.counters import WAITING
 from kvstore.observe.timeline.clocks import ClockSample, SchedulerClock, both_clocks, name_of_clock
-from kvstore.observe.timeline.job.alignment import align
+from kvstore.observe.timeline.job.alignment import align_clocks
 from kvstore.observe.timeline.job.model import job_of
 
 
 def moved(*files: object) -> list[int]:
     """Where each file's moment 1 s is, in ms."""
-    return [int(one.apply(np.array([1000 * MS]))[0]) // MS for one in align(files)]  # type: ignore[arg-type]
+    return [int(one.apply(np.array([1000 * MS]))[0]) // MS for one in align_clocks(files)]  # type: ignore[arg-type]
 
 
 def test_processes_with_one_clock_need_no_comparison() -> None:
     one, other = file([]), file([], rank=1, realtime=5, scheduler=[sample(0, 3, 1)])
     scheduler = file([], role="scheduler")
     assert moved(one, other, scheduler) == [1000, 1000, 1000]
-    assert [a.uncertainty for a in align([one, other, scheduler])] == [0, 0, 0]
+    assert [a.uncertainty for a in align_clocks([one, other, scheduler])] == [0, 0, 0]
 
 
 def test_another_host_counts_by_its_best_comparison_with_the_scheduler() -> None:
@@ -32,7 +32,7 @@ def test_another_host_counts_by_its_best_comparison_with_the_scheduler() -> None
     there = file([], clock="b", scheduler=[sample(10, 77, 4), sample(500, 70, 0.25)])
     beside = file([], rank=1, clock="b")  # its own comparison is missing, and its clock is the same
     assert moved(scheduler, there, beside) == [1000, 1070, 1070]
-    assert [a.uncertainty for a in align([scheduler, there, beside])] == [0, MS // 4, MS // 4]
+    assert [a.uncertainty for a in align_clocks([scheduler, there, beside])] == [0, MS // 4, MS // 4]
 
 
 def test_without_the_schedulers_file_all_are_in_its_time() -> None:
@@ -43,7 +43,7 @@ def test_without_the_schedulers_file_all_are_in_its_time() -> None:
 
 def test_comparisons_of_a_long_job_are_interpolated() -> None:
     there = file([], clock="b", scheduler=[sample(0, 100, 0.1), sample(100_000, 200, 0.1)])
-    found = align([file([], role="scheduler"), there])[1]
+    found = align_clocks([file([], role="scheduler"), there])[1]
     at = np.array([0, 50_000 * MS, 100_000 * MS, 200_000 * MS])
     assert (found.apply(at) - at).tolist() == [100 * MS, 150 * MS, 200 * MS, 200 * MS]
 

@@ -13,7 +13,7 @@ from launched import Job, until
 from observation.trace_rules import broken, loaded
 
 from kvstore.launch.cli import main
-from kvstore.observe.timeline.process_trace import ProcessTrace, read
+from kvstore.observe.timeline.process_trace import ProcessTrace, read_trace
 
 TRAIN = """
 import numpy as np
@@ -55,7 +55,7 @@ def done(job: Job, kind: str, *arguments: str, text: str = TRAIN) -> None:
 
 
 def files(folder: Path) -> dict[str, ProcessTrace]:
-    found = [read(path) for path in folder.glob("*.json")]
+    found = [read_trace(path) for path in folder.glob("*.json")]
     return {f"{file.role} {file.rank}": file for file in found}
 
 
@@ -135,7 +135,7 @@ def test_workers_that_sigterm_ends_write_and_the_missing_are_named(job: Job, fol
 def test_the_missing_of_all_roles_are_named(job: Job, folder: Path, left: tuple[str, ...]) -> None:
     done(job, "dist_sync", "-n", "2", "-s", "1")
     for path in folder.glob("*.json"):
-        file = read(path)
+        file = read_trace(path)
         if f"{file.role} {file.rank}" not in left:
             path.unlink()
     told = timeline(folder).stdout

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from kvstore.observe.counters import MOVING, WAITING
 from kvstore.observe.events import CALL, Event
 from kvstore.observe.intervals import common, length, union
-from kvstore.observe.timeline.job.activity import segments
-from kvstore.observe.timeline.job.nesting import lanes
+from kvstore.observe.timeline.job.spans import cut_segments, nested_lanes
 
 _TIMES = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda pair: (min(pair), max(pair)))
 
@@ -35,13 +34,10 @@ def are_nested(one: Event, other: Event) -> bool:
 @given(st.lists(_TIMES, max_size=30))
 def test_each_span_of_a_lane_lies_within_another_or_beside_it(times: list[tuple[int, int]]) -> None:
     spans = sorted_spans(times)
-    found = lanes(spans)
+    found = nested_lanes(spans)
     assert sorted(one.event for lane in found for one in lane) == sorted(spans)
     for lane in found:
         assert all(are_nested(one.event, other.event) for one, other in combinations(lane, 2))
-        for one in lane:
-            within = sum(other.event.ns for other in lane if other.parent is one)
-            assert within <= one.event.ns
 
 
 @given(st.lists(_TIMES, max_size=30))
@@ -50,21 +46,21 @@ def test_nested_spans_need_one_lane(times: list[tuple[int, int]]) -> None:
     for one in times:
         if all(are_nested(span(*one), span(*other)) for other in kept):
             kept.append(one)
-    assert len(lanes(sorted_spans(kept))) == bool(kept)
+    assert len(nested_lanes(sorted_spans(kept))) == bool(kept)
 
 
 @given(st.lists(_TIMES, max_size=20))
 def test_segments_are_disjoint_and_cover_all_spans(times: list[tuple[int, int]]) -> None:
     spans = sorted_spans(times)
-    found = list(segments(spans))
-    for one, other in pairwise(found):
-        assert one.begin < one.end <= other.begin
+    found = list(cut_segments(spans))
+    for (begin, end, _), (after, _, _) in pairwise(found):
+        assert begin < end <= after
     whole = union((one.begin, one.end) for one in spans)
-    assert sum(one.end - one.begin for one in found) == sum(end - begin for begin, end in whole)
-    for one in found:
-        assert one.event.begin <= one.begin and one.end <= one.event.end
-        later = [other for other in spans if other.begin > one.event.begin and other.ns]
-        assert not any(other.begin < one.end and one.begin < other.end for other in later)
+    assert sum(end - begin for begin, end, _ in found) == sum(end - begin for begin, end in whole)
+    for begin, end, event in found:
+        assert event.begin <= begin and end <= event.end
+        later = [other for other in spans if other.begin > event.begin and other.ns]
+        assert not any(other.begin < end and begin < other.end for other in later)
 
 
 @given(st.lists(_TIMES, max_size=10), st.lists(_TIMES, max_size=10))
@@ -76,10 +72,8 @@ def test_common_time(one: list[tuple[int, int]], other: list[tuple[int, int]]) -
     assert length(union(one)) == len(moments(one))
 
 
-def test_a_span_knows_the_one_in_which_it_lies() -> None:
-    (lane,) = lanes(
+def test_a_span_knows_the_call_in_which_it_lies() -> None:
+    (lane,) = nested_lanes(
         [span(0, 10, CALL), span(1, 4, MOVING), span(4, 9, WAITING), span(5, 6, MOVING), span(12, 13, CALL)]
     )
-    inside = [one.parent.event.kind if one.parent else None for one in lane]
-    assert inside == [None, CALL, CALL, WAITING, None]
-    assert [one.parent and one.parent.event.begin for one in lane] == [None, 0, 0, 4, None]
+    assert [one.call and one.call.begin for one in lane] == [None, 0, 0, 0, None]

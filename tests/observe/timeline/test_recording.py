@@ -15,7 +15,7 @@ from launched import Job, until
 from kvstore.observe.counters import WAITING
 from kvstore.observe.events import BUCKET, CALL, STEP, Event
 from kvstore.observe.timeline.job.model import job_of, read_job
-from kvstore.observe.timeline.process_trace import ProcessTrace, read
+from kvstore.observe.timeline.process_trace import ProcessTrace, read_trace
 
 BEGIN = """
 import os, signal, sys, threading, time
@@ -52,7 +52,7 @@ def ended(job: Job, text: str, *arguments: str, code: int = 0) -> tuple[bytes, b
 
 
 def files(job: Job) -> list[ProcessTrace]:
-    return [read(path) for path in sorted(Path(job.environment["KVSTORE_TIMELINE"]).glob("*.json"))]
+    return [read_trace(path) for path in sorted(Path(job.environment["KVSTORE_TIMELINE"]).glob("*.json"))]
 
 
 def waits(file: ProcessTrace) -> list[Event]:

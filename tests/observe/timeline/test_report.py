@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, astuple
 
 import pytest
 from hypothesis import given, settings
@@ -13,11 +12,9 @@ from observation.made import MS, Row, file, row, store
 from kvstore.observe.counters import CALLS, MOVING, SUMMING, WAITING
 from kvstore.observe.events import ARRIVED, BUCKET, CALL, KINDS, NO_SLICE, NOBODY, STEP
 from kvstore.observe.timeline.job import text
-from kvstore.observe.timeline.job.activity import SHARES, shares
 from kvstore.observe.timeline.job.model import job_of
-from kvstore.observe.timeline.job.report import report
-from kvstore.observe.timeline.job.steps import steps_of
-from kvstore.observe.timeline.job.straggler import Last
+from kvstore.observe.timeline.job.report import job_report, worker_steps
+from kvstore.observe.timeline.job.spans import SHARES, time_shares
 from kvstore.observe.timeline.threads import ENGINE
 
 PUSH, PULL, PUSHPULL = (CALLS.index(name) for name in ("push", "pull", "pushpull"))
@@ -39,47 +36,47 @@ def steps(count: int, waiting: float, whom: int, **about: object) -> list[Row]:
 
 
 def test_shares_of_a_worker() -> None:
-    found = report(job_of([file(steps(11, 3, 1))])).workers[0]
-    assert (found.steps, found.source) == (10, "pushpull of w")
-    assert found.step == pytest.approx(0.01) and found.usual == 10
+    found = job_report(job_of([file(steps(11, 3, 1))]))["workers"][0]
+    assert (found["steps"], found["source"]) == (10, "pushpull of w")
+    assert found["step"] == pytest.approx(0.01) and found["usual"] == 10
     wanted = {"computing": 0.5, "waiting": 0.3, "moving": 0.05, "summing": 0.1, "calls": 0.05}
-    assert found.shares == pytest.approx(dict.fromkeys(SHARES, 0.0) | wanted)
+    assert found["shares"] == pytest.approx(dict.fromkeys(SHARES, 0.0) | wanted)
 
 
 def test_steps_that_wait_for_something_unusual_are_told_and_not_in_the_shares() -> None:
     late = [row(*one[:1], one[1] + 500, one[2] + 500, **one[3]) for one in steps(6, 3, 1)]
-    made = report(job_of([file([*steps(6, 3, 1), *late])]))
-    (found,) = made.workers
-    assert (found.steps, found.usual, found.step) == (11, 10, pytest.approx(0.01))
-    assert found.longest == (pytest.approx(0.05), pytest.approx(0.45))
+    made = job_report(job_of([file([*steps(6, 3, 1), *late])]))
+    (found,) = made["workers"]
+    assert (found["steps"], found["usual"], found["step"]) == (11, 10, pytest.approx(0.01))
+    assert found["longest"] == (pytest.approx(0.05), pytest.approx(0.45))
     wanted = {"computing": 0.5, "waiting": 0.3, "moving": 0.05, "summing": 0.1, "calls": 0.05}
-    assert found.shares == pytest.approx(dict.fromkeys(SHARES, 0.0) | wanted)
+    assert found["shares"] == pytest.approx(dict.fromkeys(SHARES, 0.0) | wanted)
     told = (
         "Not in the shares: 1 steps of worker 0 of more than three times the median; the longest took 450 ms"
     )
-    assert any(line.startswith(told) for line in text.lines(made))
+    assert any(line.startswith(told) for line in text.report_lines(made))
 
 
 def test_marks_of_a_trainer_count_before_calls() -> None:
     rows = [row(STEP, 20.0 * at + 15, 20.0 * at + 20) for at in range(5)]
-    found = report(job_of([file([*steps(10, 3, 1), *rows])])).workers[0]
-    assert (found.steps, found.step) == (4, pytest.approx(0.02))
-    assert found.source == "steps of the trainer or hook"
+    found = job_report(job_of([file([*steps(10, 3, 1), *rows])]))["workers"][0]
+    assert (found["steps"], found["step"]) == (4, pytest.approx(0.02))
+    assert found["source"] == "steps of the trainer or hook"
 
 
 def test_one_call_makes_no_step() -> None:
-    found = report(job_of([file(steps(1, 3, 1))]))
-    assert found.workers == []
-    assert found.notes == ["worker 0 has too few events to find its steps"]
-    assert report(job_of([file([])])).workers == []
+    found = job_report(job_of([file(steps(1, 3, 1))]))
+    assert found["workers"] == []
+    assert found["notes"] == ["worker 0 has too few events to find its steps"]
+    assert job_report(job_of([file([])]))["workers"] == []
 
 
 def test_the_key_that_is_called_most_makes_the_steps() -> None:
     rows = [row(CALL, at, at + 1, slice=PULL, round=2) for at in range(0, 100, 25)]
     rows += [row(CALL, at + 3, at + 4, slice=PUSH, round=1) for at in range(0, 100, 5)]
     rows += [row(CALL, at, at + 1, slice=WAIT) for at in range(50)]
-    found = steps_of(job_of([file(rows)]).processes[0])
-    assert found is not None and found.source == "push of w" and found.median == pytest.approx(0.005)
+    found = worker_steps(job_of([file(rows)]).processes[0])
+    assert found is not None and found.source == "push of w" and found.median == pytest.approx(5 * MS)
 
 
 def test_what_the_store_does_in_the_background_counts_while_a_step_waits_for_it() -> None:
@@ -89,7 +86,7 @@ def test_what_the_store_does_in_the_background_counts_while_a_step_waits_for_it(
         row(WAITING, 4, 12, thread=7), row(MOVING, 12, 17, thread=7),
     ]  # fmt: skip
     process = job_of([file(rows, threads={100: "MainThread", 7: ENGINE})]).processes[0]
-    found = shares(process, [(1 * MS, 20 * MS)])
+    found = time_shares(process, [(1 * MS, 20 * MS)])
     assert {name: ns / MS for name, ns in found.items() if ns} == {
         "computing": 8.5, "waiting": 2, "moving": 5, "calls": 3.5,
     }  # fmt: skip
@@ -111,13 +108,13 @@ def test_shares_add_up_whatever_the_events_are(
         for kind, a, b, thread, whom, slice in events
     ]
     one = file(rows, threads={100: "MainThread", 7: ENGINE})
-    found = shares(job_of([one]).processes[0], [(begin * MS, (begin + length) * MS)])
+    found = time_shares(job_of([one]).processes[0], [(begin * MS, (begin + length) * MS)])
     assert sum(found.values()) == length * MS
     assert min(found.values()) >= 0
-    made = report(job_of([one, file(rows, rank=1)]))
-    assert all(sum(worker.shares.values()) == pytest.approx(1) for worker in made.workers)
-    json.dumps(asdict(made))
-    list(text.lines(made))
+    made = job_report(job_of([one, file(rows, rank=1)]))
+    assert all(sum(worker["shares"].values()) == pytest.approx(1) for worker in made["workers"])
+    json.dumps(made)
+    list(text.report_lines(made))
 
 
 def test_servers_see_the_last_worker_and_its_delay() -> None:
@@ -131,9 +128,9 @@ def test_servers_see_the_last_worker_and_its_delay() -> None:
             row(ARRIVED, 10.0 * round + 9, 10.0 * round + 9, slice=0, round=round, whom=2),  # again
         ]
     rows.append(row(ARRIVED, 200, 200, slice=0, round=99, whom=2))
-    found = report(job_of([file([]), file(rows, role="server")])).last
-    assert [(one.rank, one.rounds, one.of) for one in found] == [(1, 8, 10), (0, 2, 10)]
-    assert [one.lead for one in found] == [pytest.approx(0.003), pytest.approx(0.002)]
+    found = job_report(job_of([file([]), file(rows, role="server")]))["last"]
+    assert [(one["rank"], one["rounds"], one["of"]) for one in found] == [(1, 8, 10), (0, 2, 10)]
+    assert [one["lead"] for one in found] == [pytest.approx(0.003), pytest.approx(0.002)]
 
 
 def test_workers_of_a_shared_store_say_themselves_when_they_arrive() -> None:
@@ -145,8 +142,9 @@ def test_workers_of_a_shared_store_say_themselves_when_they_arrive() -> None:
         rows = [row(ARRIVED, at, at, round=at // 10, whom=NOBODY, store=nth) for at in times]
         stores = [store(rank, kind="local"), store(rank, number=1)] if nth else [store(rank)]
         files.append(file(rows, rank=rank, stores=stores))
-    assert report(job_of(files)).last == [Last(2, 5, 5, pytest.approx(0.003))]
-    assert report(job_of(files[:2])).last == [Last(1, 5, 5, pytest.approx(0.003))]
+    often = {"rounds": 5, "of": 5, "lead": pytest.approx(0.003)}
+    assert job_report(job_of(files))["last"] == [{"rank": 2, **often}]
+    assert job_report(job_of(files[:2]))["last"] == [{"rank": 1, **often}]
 
 
 def test_communication_that_the_backward_pass_hides() -> None:
@@ -158,10 +156,9 @@ def test_communication_that_the_backward_pass_hides() -> None:
             row(BUCKET, begin + 65, begin + 95),
             row(STEP, begin + 85, begin + 97),
         ]
-    found = report(job_of([file(rows)])).workers[0].overlap
-    assert found is not None
-    assert astuple(found) == pytest.approx((0.045, 0.010))
-    assert report(job_of([file(steps(5, 3, 1))])).workers[0].overlap is None
+    found = job_report(job_of([file(rows)]))["workers"][0]["overlap"]
+    assert found == pytest.approx({"communication": 0.045, "exposed": 0.010})
+    assert job_report(job_of([file(steps(5, 3, 1))]))["workers"][0]["overlap"] is None
 
 
 def test_keys_that_cost_most() -> None:
@@ -169,10 +166,14 @@ def test_keys_that_cost_most() -> None:
         row(MOVING, 0, 5, slice=1, nbytes=10), row(WAITING, 5, 6, slice=0),
         row(MOVING, 6, 8, slice=0, nbytes=1), row(MOVING, 8, 9, slice=77),
     ]  # fmt: skip
-    found = report(job_of([file(rows), file(rows, rank=1)])).keys
-    assert [(one.key, one.nbytes) for one in found] == [("b", 20), ("w", 2), ("slice 77", 0)]
-    assert [one.seconds for one in found] == [pytest.approx(0.01), pytest.approx(0.006), pytest.approx(0.002)]
-    assert found[1].phases["moving"] == pytest.approx(0.004)
+    found = job_report(job_of([file(rows), file(rows, rank=1)]))["keys"]
+    assert [(one["key"], one["nbytes"]) for one in found] == [("b", 20), ("w", 2), ("slice 77", 0)]
+    assert [one["seconds"] for one in found] == [
+        pytest.approx(0.01),
+        pytest.approx(0.006),
+        pytest.approx(0.002),
+    ]
+    assert found[1]["phases"]["moving"] == pytest.approx(0.004)
 
 
 def test_parts_of_a_key_count_as_the_key() -> None:
@@ -180,7 +181,7 @@ def test_parts_of_a_key_count_as_the_key() -> None:
     one = file(
         [row(MOVING, at, at + 1, slice=at) for at in range(3)], stores=[store()._replace(slices=slices)]
     )
-    assert {found.key: found.seconds for found in report(job_of([one])).keys} == {
+    assert {found["key"]: found["seconds"] for found in job_report(job_of([one]))["keys"]} == {
         "w": pytest.approx(0.002), "w (part 1)": pytest.approx(0.001),
     }  # fmt: skip
 
@@ -194,7 +195,8 @@ def test_what_is_about_all_parts_of_a_key_counts_as_the_key_of_the_call() -> Non
         row(MOVING, 30, 31, slice=NO_SLICE), row(MOVING, 2, 8, slice=NO_SLICE, thread=101, nbytes=1),
     ]  # fmt: skip
     one = file(rows, stores=[store()._replace(slices=slices)], labels=["w", "w and 1 more"])
-    assert {found.key: (found.seconds, found.nbytes) for found in report(job_of([one])).keys} == {
+    keys = job_report(job_of([one]))["keys"]
+    assert {found["key"]: (found["seconds"], found["nbytes"]) for found in keys} == {
         "w": (pytest.approx(0.004), 10), "(several keys)": (pytest.approx(0.009), 6),
     }  # fmt: skip
 
@@ -204,7 +206,7 @@ def test_the_report_as_text() -> None:
     rows += [row(SUMMING, at + 6, at + 8, slice=0, round=at) for at in range(0, 100, 10)]
     files = [file(steps(11, 3, 1)), file(steps(11, 0, 0), rank=1), file(rows, role="server")]
     assert (
-        "\n".join(text.lines(report(job_of(files, ["something"]))))
+        "\n".join(text.report_lines(job_report(job_of(files, ["something"]))))
         == """\
 0.1 s are recorded; clocks agree within 0 us
 note: something

@@ -49,7 +49,7 @@ SERVER = [
 
 def written(folder: Path, *files: ProcessTrace) -> Path:
     path = folder / "job.json"
-    chrome.write(job_of(files), path)
+    chrome.write_trace(job_of(files), path)
     return path
 
 
@@ -98,7 +98,7 @@ def test_the_order_of_processes_is_workers_servers_scheduler(tmp_path: Path) -> 
     for one in files:
         process_trace.write(one, tmp_path)
     out = tmp_path / "job.json"
-    chrome.write(read_job(tmp_path), out)
+    chrome.write_trace(read_job(tmp_path), out)
     names = [name for (name,) in loaded(out).execute("SELECT name FROM process ORDER BY sort_index")]
     assert names == ["worker 0", "worker 1", "worker 1", "server 0", "scheduler"]
     assert read_job(tmp_path).notes == [
@@ -199,7 +199,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
         with pytest.raises(ValueError, match=NO_TRACE):
-            process_trace.read(path)
+            process_trace.read_trace(path)
 
 
 @pytest.mark.parametrize("most", [True, False])
@@ -208,7 +208,7 @@ def test_a_file_has_all_that_an_event_can_have(tmp_path: Path, most: bool) -> No
     all_of = (1 << 50, 1 << 51, NO_SLICE - 1, NO_SLICE, NO_SLICE, (1 << 32) - 1, -(1 << 31), BUCKET, 65535)
     event = Event(*all_of) if most else Event(0, 0, NO_SLICE, 0, 0, 0, NOBODY, WAITING, 0)
     path = process_trace.write(file([], events=[event] * 5000, origin=1000 * most), tmp_path)
-    assert process_trace.read(path).events == [event] * 5000
+    assert process_trace.read_trace(path).events == [event] * 5000
     assert len(json.loads(path.read_text())["traceEvents"]) == 5000
 
 

@@ -40,7 +40,8 @@ def recorded(found: dict[str, Any], *kinds: int) -> list[Event]:
 def page(pid: int) -> dict[str, Any]:
     """Counters of the only store of a process."""
     with open(page_of(pid), "rb") as file:
-        (found,) = native.read_page(file.fileno())
+        _, stores = native.read_page(file.fileno()) or (pid, [])
+    (found,) = stores
     return found
 
 

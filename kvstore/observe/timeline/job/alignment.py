@@ -15,7 +15,7 @@ from ..process_trace import ProcessTrace
 _WINDOW = 60_000_000_000  # ns; of the comparisons within this time the best one is used
 
 
-class Alignment(NamedTuple):
+class ClockAlignment(NamedTuple):
     """The conversion of one clock into the time of the job.
 
     `samples` are offsets, between which it is interpolated. `uncertainty` is in ns; it is None if only the
@@ -35,43 +35,40 @@ class Alignment(NamedTuple):
         return aligned
 
 
-def align(files: Sequence[ProcessTrace]) -> list[Alignment]:
+def align_clocks(files: Sequence[ProcessTrace]) -> list[ClockAlignment]:
     """Return the alignment of the clock of each file."""
     clocks: dict[str, list[ProcessTrace]] = defaultdict(list)
     for file in files:
-        clocks[_clock(file)].append(file)
-    found = {name: _measured(of_clock) for name, of_clock in clocks.items()}
+        clocks[_clock_name(file)].append(file)
+    found = {name: _by_scheduler(of_clock) for name, of_clock in clocks.items()}
     if not any(found.values()):  # there is no scheduler: the clock of most processes is the job's
-        found[max(clocks, key=lambda name: len(clocks[name]))] = _exact()
+        found[max(clocks, key=lambda name: len(clocks[name]))] = _SAME
     reference, base = next((clocks[name][0], one) for name, one in found.items() if one is not None)
     all_ = {name: one or _by_time_of_day(clocks[name][0], reference, base) for name, one in found.items()}
-    return [all_[_clock(file)] for file in files]
+    return [all_[_clock_name(file)] for file in files]
 
 
-def _clock(file: ProcessTrace) -> str:
+_SAME = ClockAlignment([ClockSample(0, 0, 0)], 0)
+
+
+def _clock_name(file: ProcessTrace) -> str:
     return file.clock or f"of {file.host}"
 
 
-def _exact() -> Alignment:
-    return Alignment([ClockSample(0, 0, 0)], 0)
-
-
-def _measured(files: list[ProcessTrace]) -> Alignment | None:
+def _by_scheduler(files: list[ProcessTrace]) -> ClockAlignment | None:
     """Align a clock with the scheduler's by the comparisons of the processes that have it."""
     if any(file.role == "scheduler" for file in files):
-        return _exact()
+        return _SAME
     samples = sorted(ClockSample(*sample) for file in files for sample in file.scheduler)
-    if not samples:
-        return None
-    windows: dict[int, list[ClockSample]] = defaultdict(list)
+    best: dict[int, ClockSample] = {}
     for sample in samples:
-        windows[(sample.at - samples[0].at) // _WINDOW].append(sample)
-    best = [min(window, key=lambda one: one.uncertainty) for window in windows.values()]
-    return Alignment(best, max(one.uncertainty for one in best))
+        window = (sample.at - samples[0].at) // _WINDOW
+        best[window] = min(best.get(window, sample), sample, key=lambda one: one.uncertainty)
+    return ClockAlignment([*best.values()], max(one.uncertainty for one in best.values())) if best else None
 
 
-def _by_time_of_day(file: ProcessTrace, reference: ProcessTrace, base: Alignment) -> Alignment:
+def _by_time_of_day(file: ProcessTrace, reference: ProcessTrace, base: ClockAlignment) -> ClockAlignment:
     """Align a clock that was not compared: hosts agree approximately on the time of day."""
     there = int(base.apply(np.array([reference.monotonic]))[0])
     offset = file.realtime - reference.realtime + there - file.monotonic
-    return Alignment([ClockSample(0, offset, 0)], None)
+    return ClockAlignment([ClockSample(0, offset, 0)], None)
