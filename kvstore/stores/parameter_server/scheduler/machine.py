@@ -1,7 +1,7 @@
 """The scheduler's state machine: `step(event, now)` returns actions.
 
 `TRANSITIONS` lists the states of a process, of a store and of the job, and the events that change them; a
-test compares it with simulated jobs, and `docs/architecture.md` shows it.
+test compares it with random jobs, and `docs/reference/states.md` shows it.
 
 Each of these modules has a part of the machine, and uses only the modules before it:
 
@@ -22,13 +22,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ....settings.definitions import DEFAULTS
 from ..protocol import messages as m
 from ..protocol.events import Action, End, Event, Heard, Received, Resumed, Tick
 from ..protocol.messages import Failure, ReliableMessage
 from ..protocol.reliable_link import ReliableLink
+from ..protocol.transitions import transitions
 from .admission import Admission
 from .failure_detector import FailureDetector, fence_reason
 from .member_requests import MemberRequests
@@ -40,37 +41,24 @@ from .stores import Stores
 _STRANGERS = 4096  # peers that have not sent a hello
 
 
-class Transition(NamedTuple):
-    """One change of the state of a process, of a store, or of the job; any of the `causes` can cause it."""
-
-    subject: str
-    before: str  # "new" if the subject did not exist
-    after: str
-    causes: tuple[str, ...]  # kinds of messages and events
-    condition: str
-
-
 #: A process that waits for a rank is admitted at a tick, any other one at its Hello.
-TRANSITIONS: Final = tuple(
-    Transition(subject, before, after, tuple(causes.split()), condition)
-    for subject, before, after, causes, condition in (
-        ("process", "new", "here", "Hello Tick", "its rank is free, or the process that had it is lost"),
-        ("process", "here", "ended", "Bye", "it has closed its stores"),
-        ("process", "here", "ended", "Hello Tick", "a new server, where values of a lost server are missing"),
-        ("process", "here", "lost", "Tick", "no heartbeat and no message for `dead_after` seconds"),
-        ("process", "here", "lost", "Bye", "it reports that it has failed"),
-        ("process", "here", "lost", "Hello", "a restarted process has its rank"),
-        ("store", "new", "forming", "Hello Tick", "its first worker is admitted"),
-        ("store", "forming", "running", "Hello Tick Bye", "all servers, and all workers that are not lost"),
-        ("store", "forming", "broken", "Hello Tick Bye", "a server is lost and was not restarted in time"),
-        ("store", "running", "broken", "Hello Tick Bye Leave", "so, or a worker is lost (`on_peer_loss`)"),
-        ("store", "running", "over", "Leave Bye", "its last member has left"),
-        ("store", "broken", "over", "Leave Bye", "its last member has left"),
-        ("job", "gathering", "running", "Hello Tick", "all servers are there for the first time"),
-        ("job", "gathering", "over", "Bye Tick", "as from running"),
-        ("job", "running", "over", "Bye Tick", "no worker is left, or none was there for `timeout` seconds"),
-        ("job", "over", "closed", "Tick", "all processes know it, or a deadline has passed"),
-    )
+TRANSITIONS: Final = transitions(
+    ("process", "new", "here", "Hello Tick", "its rank is free, or the process that had it is lost"),
+    ("process", "here", "ended", "Bye", "it has closed its stores"),
+    ("process", "here", "ended", "Hello Tick", "a new server, where values of a lost server are missing"),
+    ("process", "here", "lost", "Tick", "no heartbeat and no message for `dead_after` seconds"),
+    ("process", "here", "lost", "Bye", "it reports that it has failed"),
+    ("process", "here", "lost", "Hello", "a restarted process has its rank"),
+    ("store", "new", "forming", "Hello Tick", "its first worker is admitted"),
+    ("store", "forming", "running", "Hello Tick Bye", "all servers, and all workers that are not lost"),
+    ("store", "forming", "broken", "Hello Tick Bye", "a server is lost and was not restarted in time"),
+    ("store", "running", "broken", "Hello Tick Bye Leave", "so, or a worker is lost (`on_peer_loss`)"),
+    ("store", "running", "over", "Leave Bye", "its last member has left"),
+    ("store", "broken", "over", "Leave Bye", "its last member has left"),
+    ("job", "gathering", "running", "Hello Tick", "all servers are there for the first time"),
+    ("job", "gathering", "over", "Bye Tick", "as from running"),
+    ("job", "running", "over", "Bye Tick", "no worker is left, or none was there for `timeout` seconds"),
+    ("job", "over", "closed", "Tick", "all processes know it, or a deadline has passed"),
 )
 
 

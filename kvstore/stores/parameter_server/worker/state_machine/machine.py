@@ -2,17 +2,21 @@
 
 `member.py` has the membership, `server_links.py` the requests to servers, `scheduler_link.py` those to the
 scheduler; this file distributes events to the three.
+
+`TRANSITIONS` lists the states of the worker in its store, of its link to a server, and of a request to a
+server; a test compares it with random jobs, and `docs/reference/states.md` shows it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ...protocol import events
 from ...protocol import messages as m
 from ...protocol.events import ECHO, Action, Done, Received, Send, Submit
 from ...protocol.messages import Answer, Failure, Kind, Record, View
+from ...protocol.transitions import transitions
 from .member import StoreMember
 from .options import WorkerOptions
 from .request_table import RequestTable
@@ -20,6 +24,58 @@ from .scheduler_link import SchedulerLink
 from .server_links import ServerLinks
 
 _PUSHES = frozenset((Kind.PUSH, Kind.PUSHPULL))
+
+#: `pump` runs at the end of each step in which a request may have become free to be sent.
+TRANSITIONS: Final = transitions(
+    ("worker", "outside", "member", "Welcome", "the scheduler has admitted it"),
+    ("worker", "outside", "rejoining", "Welcome", "it has the rank of a lost worker; no round waits for it"),
+    ("worker", "outside", "failed", "Refused Fenced Tick SchedulerLost", "refused, or no scheduler answers"),
+    ("worker", "rejoining", "member", "View", "the other workers have reached its join point"),
+    ("worker", "rejoining", "broken", "View", "a process is lost for good (`on_peer_loss`)"),
+    ("worker", "rejoining", "left", "Leave", "it closes the store"),
+    ("worker", "rejoining", "failed", "Fenced Tick SchedulerLost", "fenced, or the scheduler is lost"),
+    ("worker", "member", "broken", "View", "a process is lost for good (`on_peer_loss`)"),
+    ("worker", "member", "left", "Leave", "it closes the store"),
+    ("worker", "member", "failed", "Fenced Tick SchedulerLost", "fenced, or the scheduler is lost"),
+    ("worker", "broken", "left", "Leave", "it closes the store"),
+    ("worker", "broken", "failed", "Fenced Tick SchedulerLost", "fenced, or the scheduler is lost"),
+    ("worker", "left", "failed", "Fenced SchedulerLost", "so, before the scheduler has acknowledged `Leave`"),
+    ("link", "new", "connecting", "Welcome", "a server of the job: the worker connects, and sends `Attach`"),
+    ("link", "connecting", "attached", "Attached", "the server accepts requests"),
+    ("link", "attached", "connecting", "View", "the server was restarted"),
+    ("link", "attached", "joining", "View", "the worker rejoins: it asks for its first rounds"),
+    ("link", "joining", "attached", "Attached", "the server has sent the first rounds"),
+    ("link", "joining", "connecting", "View", "the server was restarted"),
+    ("link", "connecting", "lost", "View Leave", "the server is lost for good, or the store is closed"),
+    ("link", "attached", "lost", "View Leave", "so"),
+    ("link", "joining", "lost", "View Leave", "so"),
+    ("request", "new", "queued", "Submit RetrySlice View adopt", "View: it was held for the join point"),
+    ("request", "new", "sent", "adopt", "the exchange in C has sent it"),
+    ("request", "queued", "sent", "pump", "the link is attached, and the credit and the window allow it"),
+    ("request", "queued", "held", "pump", "a push into a slice with an unanswered read, or with many pushes"),
+    ("request", "held", "sent", "pump", "a request before it was sent, and it may follow"),
+    (
+        "request",
+        "held",
+        "queued",
+        "pump Batch ReadsCopied View forget_reads",
+        "no longer to be held",
+    ),
+    ("request", "sent", "queued", "View", "the server was restarted: it is sent again"),
+    ("request", "sent", "abandoned", "View", "the store is broken; the server still answers"),
+    ("request", "queued", "abandoned", "View", "so; it was sent to the process that the server replaces"),
+    ("request", "sent", "gone", "Batch", "it is answered"),
+    (
+        "request",
+        "sent",
+        "gone",
+        "View Leave Fenced Tick SchedulerLost",
+        "the call fails: see above",
+    ),
+    ("request", "queued", "gone", "View Leave Fenced Tick SchedulerLost", "so"),
+    ("request", "held", "gone", "View Leave Fenced Tick SchedulerLost", "so"),
+    ("request", "abandoned", "gone", "Batch View Leave Fenced SchedulerLost", "it is answered, or dropped"),
+)
 
 
 class WorkerMachine:
