@@ -17,8 +17,8 @@ _HEAD = """# States and transitions
 
 This page shows the state machines of kvstore. Each table is at the head of the file that is named above it.
 The column *on* has messages, kinds of requests, events of an event loop, and functions. Tests run random jobs
-and interleavings, and compare each change of a state with the tables. A change that no table lists is an error,
-and so is a row that is never seen.
+and interleavings, and compare each change of a state with the tables. A change that no table lists is an
+error, and so is a row that is never seen.
 """
 _SHARED = """A key has one word for its round and its step; `r` is the last complete round."""
 _WORKER = """The worker in its store, its link to each server, and each request to a server. A request that
