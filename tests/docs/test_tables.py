@@ -152,6 +152,12 @@ def test_the_page_of_settings_is_made_from_the_definitions() -> None:
     assert SETTINGS.read_text() == made, again
 
 
+def test_the_page_of_states_is_made_from_the_tables_of_the_code() -> None:
+    page = "docs/reference/states.md"
+    made = runpy.run_path(str(ROOT / "docs/states_page.py"))["page"]()
+    assert (ROOT / page).read_text() == made, f"python docs/states_page.py {page}"
+
+
 def test_the_page_of_settings_begins_with_its_use_and_fits_a_phone() -> None:
     lines = SETTINGS.read_text().splitlines()
     assert "settings_page.py" not in "".join(lines[: lines.index("## Tests and benchmarks")])

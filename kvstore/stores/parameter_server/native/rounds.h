@@ -4,6 +4,35 @@
  * not, it changes nothing, and server/slice_requests.py handles the request; it works on the same structs. `kp_effects`
  * collects the results of a step: answers by session, and slices whose next round is ready to be summed.
  *
+ * The states of a slice and of a round, with the requests, messages and events that change them. docs/states_page.py
+ * makes a page of this table, and tests/stores/parameter_server/test_transitions.py compares it with random jobs.
+ *
+ *   slice | new        | undefined  | INIT ASSIGN          | the request waits for the scheduler's `SlicesNotice`
+ *   slice | new        | defined    | SlicesNotice         | the scheduler has placed it here
+ *   slice | undefined  | defined    | SlicesNotice         | so; the requests that waited follow
+ *   slice | defined    | writing    | INIT ASSIGN          | its first value is stored
+ *   slice | writing    | ready      | JobsApplied          | the value is stored: pushes and pulls are accepted
+ *   slice | writing    | defined    | JobsApplied          | the first value could not be stored
+ *   slice | ready      | writing    | ASSIGN               | a value is loaded, between two rounds
+ *   slice | ready      | sealed     | SEAL                 | its key moves to other slices: pushes are refused
+ *   slice | sealed     | ready      | UNSEAL               | the key has not moved
+ *   slice | sealed     | writing    | ASSIGN               | a value is loaded
+ *   slice | writing    | sealed     | JobsApplied          | the value is stored, in a sealed slice
+ *   slice | undefined  | gone       | InstallRequest       | its key or its store is dropped
+ *   slice | defined    | gone       | InstallRequest       | so
+ *   slice | writing    | gone       | InstallRequest       | so
+ *   slice | ready      | gone       | FORGET InstallRequest | so, or a worker drops it after its key has moved
+ *   slice | sealed     | gone       | FORGET InstallRequest | so
+ *   round | empty      | collecting | PUSH PUSHPULL        | the first part is there: kp_open_round
+ *   round | empty      | summing    | PUSH PUSHPULL        | so, and no other part is missing: kp_begin_round
+ *   round | collecting | summing    | PUSH PUSHPULL        | the last part is there: kp_begin_round
+ *   round | collecting | summing    | JobsApplied ViewNotice | the round before is complete, or a member is gone
+ *   round | empty      | summing    | JobsApplied ViewNotice AttachRequest | parts were lost with a restarted server
+ *   round | summing    | complete   | JobsApplied          | the sum is stored, or has failed: kp_finish_round
+ *   round | empty      | complete   | JobsApplied ViewNotice AttachRequest | all parts were lost with a restarted server
+ *   round | collecting | empty      | ViewNotice           | the store is broken, or the worker of the only part is lost
+ *   round | summing    | empty      | JobsApplied          | the store is broken, and the sum was given up
+ *
  * All functions need exclusive use of the store's state, as in links.h, and none blocks. Without memory they return -1 or
  * NULL, and have changed nothing, unless they say otherwise. */
 #ifndef KP_ROUNDS_H

@@ -1,7 +1,7 @@
 """The scheduler's state machine: `step(event, now)` returns actions.
 
 `TRANSITIONS` lists the states of a process, of a store and of the job, and the events that change them; a
-test compares it with simulated jobs, and `docs/architecture.md` shows it.
+test compares it with random jobs, and `docs/reference/states.md` shows it.
 
 Each of these modules has a part of the machine, and uses only the modules before it:
 
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ....settings.definitions import DEFAULTS
 from ..protocol import messages as m
@@ -37,6 +37,7 @@ from ..protocol.events import (
 )
 from ..protocol.messages import Failure, ReliableMessage
 from ..protocol.reliable_link import ReliableLink
+from ..protocol.transitions import transitions
 from .admission import ProcessAdmission
 from .failure_detector import FailureDetector, fence_reason
 from .member_requests import MemberRequests
@@ -48,37 +49,61 @@ from .stores import JobStores
 _STRANGERS = 4096  # peers that have not sent a hello
 
 
-class StateTransition(NamedTuple):
-    """One change of the state of a process, of a store, or of the job; any of the `causes` can cause it."""
-
-    subject: str
-    before: str  # "new" if the subject did not exist
-    after: str
-    causes: tuple[str, ...]  # kinds of messages and events
-    condition: str
-
-
-_HELLO, _TICK, _END, _LEAVE = "HelloRequest", "TickEvent", "ProcessEndNotice", "LeaveNotice"
-_ROWS = (
-    ("process", "new", "here", (_HELLO, _TICK), "its rank is free, or the process that had it is lost"),
-    ("process", "here", "ended", (_END,), "it has closed its stores"),
-    ("process", "here", "ended", (_HELLO, _TICK), "a new server, where values of a lost server are missing"),
-    ("process", "here", "lost", (_TICK,), "no heartbeat and no message for `dead_after` seconds"),
-    ("process", "here", "lost", (_END,), "it reports that it has failed"),
-    ("process", "here", "lost", (_HELLO,), "a restarted process has its rank"),
-    ("store", "new", "forming", (_HELLO, _TICK), "its first worker is admitted"),
-    ("store", "forming", "running", (_HELLO, _TICK, _END), "all servers, and all workers that are not lost"),
-    ("store", "forming", "broken", (_HELLO, _TICK, _END), "a server is lost and was not restarted in time"),
-    ("store", "running", "broken", (_HELLO, _TICK, _END, _LEAVE), "so, or a worker is lost (`on_peer_loss`)"),
-    ("store", "running", "over", (_LEAVE, _END), "its last member has left"),
-    ("store", "broken", "over", (_LEAVE, _END), "its last member has left"),
-    ("job", "gathering", "running", (_HELLO, _TICK), "all servers are there for the first time"),
-    ("job", "gathering", "over", (_END, _TICK), "as from running"),
-    ("job", "running", "over", (_END, _TICK), "no worker is left, or none was there for `timeout` seconds"),
-    ("job", "over", "closed", (_TICK,), "all processes know it, or a deadline has passed"),
+#: A process that waits for a rank is admitted at a tick, any other one at its `HelloRequest`.
+TRANSITIONS: Final = transitions(
+    (
+        "process",
+        "new",
+        "here",
+        "HelloRequest TickEvent",
+        "its rank is free, or the process that had it is lost",
+    ),
+    ("process", "here", "ended", "ProcessEndNotice", "it has closed its stores"),
+    (
+        "process",
+        "here",
+        "ended",
+        "HelloRequest TickEvent",
+        "a new server, where values of a lost server are missing",
+    ),
+    ("process", "here", "lost", "TickEvent", "no heartbeat and no message for `dead_after` seconds"),
+    ("process", "here", "lost", "ProcessEndNotice", "it reports that it has failed"),
+    ("process", "here", "lost", "HelloRequest", "a restarted process has its rank"),
+    ("store", "new", "forming", "HelloRequest TickEvent", "its first worker is admitted"),
+    (
+        "store",
+        "forming",
+        "running",
+        "HelloRequest TickEvent ProcessEndNotice",
+        "all servers, and all workers that are not lost",
+    ),
+    (
+        "store",
+        "forming",
+        "broken",
+        "HelloRequest TickEvent ProcessEndNotice",
+        "a server is lost and was not restarted in time",
+    ),
+    (
+        "store",
+        "running",
+        "broken",
+        "HelloRequest TickEvent ProcessEndNotice LeaveNotice",
+        "so, or a worker is lost (`on_peer_loss`)",
+    ),
+    ("store", "running", "over", "LeaveNotice ProcessEndNotice", "its last member has left"),
+    ("store", "broken", "over", "LeaveNotice ProcessEndNotice", "its last member has left"),
+    ("job", "gathering", "running", "HelloRequest TickEvent", "all servers are there for the first time"),
+    ("job", "gathering", "over", "ProcessEndNotice TickEvent", "as from running"),
+    (
+        "job",
+        "running",
+        "over",
+        "ProcessEndNotice TickEvent",
+        "no worker is left, or none was there for `timeout` seconds",
+    ),
+    ("job", "over", "closed", "TickEvent", "all processes know it, or a deadline has passed"),
 )
-#: A process that waits for a rank is admitted at a tick, any other process at its `HelloRequest`.
-TRANSITIONS: Final = tuple(StateTransition(*row) for row in _ROWS)
 
 
 @dataclass(frozen=True)

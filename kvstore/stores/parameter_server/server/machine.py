@@ -1,10 +1,14 @@
-"""The server's state machine: the scheduler, the stores, their workers and requests."""
+"""The server's state machine: the scheduler, the stores, their workers and requests.
+
+`TRANSITIONS` lists the states of the server and of a store on it; `native/rounds.h` lists those of a slice
+and of a round. A test compares both with random jobs, and `docs/reference/states.md` shows them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ....observe.native._observe import Counters
 from ....settings.definitions import DEFAULTS
@@ -16,6 +20,7 @@ from ..protocol.losses import loss_failure, no_scheduler_failure, stopped_failur
 from ..protocol.messages import Batch, Failure, Record, RecordKind, ReliableMessage
 from ..protocol.reliable_link import ReliableLink
 from ..protocol.silence import SilenceDetector
+from ..protocol.transitions import transitions
 from .store_machine import StoreMachine
 from .worker_sessions import StepEffects, WorkerSession
 
@@ -23,6 +28,35 @@ SCHEDULER = "scheduler"
 
 _AHEAD = 1024  # stored batches of an unknown epoch; workers repeat the others
 _EARLY = 4096  # stored attachments to stores that the scheduler has not announced yet
+
+TRANSITIONS: Final = transitions(
+    (
+        "server",
+        "working",
+        "ended",
+        "JobEndNotice RefusalNotice FenceNotice TickEvent",
+        "Tick: the scheduler is lost",
+    ),
+    ("store", "new", "announced", "SlicesNotice", "the scheduler has placed a slice here"),
+    ("store", "new", "running", "ViewNotice", "its first members are admitted"),
+    (
+        "store",
+        "new",
+        "returning",
+        "SlicesNotice ViewNotice",
+        "a restarted server without a snapshot of the store",
+    ),
+    ("store", "new", "broken", "ViewNotice", "a process was lost before"),
+    ("store", "announced", "running", "ViewNotice", "its first members are admitted"),
+    ("store", "announced", "broken", "ViewNotice", "a process was lost before"),
+    ("store", "returning", "running", "AttachRequest ViewNotice", "all members have attached again"),
+    ("store", "returning", "broken", "ViewNotice", "a process is lost for good (`on_peer_loss`)"),
+    ("store", "running", "broken", "ViewNotice", "a process is lost for good (`on_peer_loss`)"),
+    ("store", "announced", "gone", "InstallRequest", "all workers have left the store"),
+    ("store", "returning", "gone", "InstallRequest", "all workers have left the store"),
+    ("store", "running", "gone", "InstallRequest", "all workers have left the store"),
+    ("store", "broken", "gone", "InstallRequest", "all workers have left the store"),
+)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,18 @@
  *   OPENING(r+1) and prepares the work: the workers in the round, the sources, the numbers of the rule; then
  *   OPEN(r+1)    every waiting worker claims chunks; a worker that finds all chunks complete sets CLOSED(r+1).
  *
+ * The steps of a key, whose last complete round is r, and the functions that change them. docs/states_page.py makes a
+ * page of this table, and tests/stores/shared/native/test_interleave.py compares it with random interleavings.
+ *
+ *   key | CLOSED r    | OPENING r+1 | kv_become_opener  | all members have arrived, or the key is held for a change
+ *   key | OPENING r+1 | OPENING r+1 | kv_become_opener  | the opener is dead, and this worker replaces it
+ *   key | OPENING r+1 | OPEN r+1    | kv_publish_work   | the work is prepared: all workers may claim chunks
+ *   key | OPENING r+1 | CLOSED r+1  | kv_close          | the opener has carried out the round alone, or it has failed
+ *   key | OPEN r+1    | CLOSED r+1  | kv_close          | all chunks are complete, or the round has failed
+ *   key | OPENING r+1 | CLOSED r    | kv_release_key    | the change is done, or a part is missing again
+ *   key | OPENING r+1 | CLOSED r    | kv_release_opened | Python code has failed in the round; its changes are undone
+ *   key | CLOSED r    | CLOSED r    | kv_restore_round  | after a loss: the value of the round before is used again
+ *
  * The workers in round r are those that pushed into it, { w : pushed[w][r & 1] = r }; a push waits until the round two
  * before is complete. Rounds stop waiting for a dead member after its last arrival is written, so every worker that
  * finds the round complete finds the same set; and a push counts even if the rank of its worker returns before the

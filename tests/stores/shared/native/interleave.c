@@ -54,7 +54,8 @@ static int spot_line;
 #define SPOT(call) (spot_in = __func__, spot_line = __LINE__, call)
 #define kv_get(word) SPOT(kv_get(word))
 #define kv_put(word, value) SPOT(kv_put(word, value))
-#define kv_swap(word, old, value) SPOT(kv_swap(word, old, value))
+static int noted_swap(_Atomic uint64_t *word, uint64_t old, uint64_t value, const char *in);
+#define kv_swap(word, old, value) SPOT(noted_swap(word, old, value, __func__))
 #define kv_set_bits(word, bits) SPOT(kv_set_bits(word, bits))
 #define kv_clear_bits(word, bits) SPOT(kv_clear_bits(word, bits))
 #define kv_add(word, more) SPOT(kv_add(word, more))
@@ -487,6 +488,31 @@ static void close_in_model(key *k, uint64_t round, int other)
 static uint64_t updates_of(const kv_entry *e, uint64_t phase)
 {
     return atomic_load(&e->updates[kv_complete_round(phase) & 1]);
+}
+
+/* The changes of phases so far: the step before and after, whether the round after it is the next one, and the function. */
+enum { CHANGES = 64 };
+static struct { enum kv_step from, to; int next; const char *in; } changes[CHANGES];
+static int changes_seen;
+
+/* `kv_swap`, which records a change of a phase by the function `in`. */
+static int noted_swap(_Atomic uint64_t *word, uint64_t old, uint64_t value, const char *in)
+{
+    int swapped = (kv_swap)(word, old, value), next = kv_round_of(value) > kv_complete_round(old), i = 0, of_key = 0;
+    for (int k = 0; k < plan.keys; k++)
+        of_key |= keys[k].e && word == &keys[k].e->phase;
+    if (!swapped || !of_key)
+        return swapped;
+    while (i < changes_seen && (changes[i].from != kv_step_of(old) || changes[i].to != kv_step_of(value) ||
+                                changes[i].next != next || strcmp(changes[i].in, in)))
+        i++;
+    if (i == changes_seen && i < CHANGES) {
+        changes[changes_seen++].from = kv_step_of(old);
+        changes[i].to = kv_step_of(value);
+        changes[i].next = next;
+        changes[i].in = in;
+    }
+    return swapped;
 }
 
 /* The phase of a key has changed, by one step. */
@@ -1365,6 +1391,23 @@ static void check_end(void)
     }
 }
 
+/* After a run: what Python does with a key after an error, and after a loss. The programmes above do neither. */
+static void change_after_errors(void)
+{
+    worker *w = all;
+    while (w < all + plan.workers && !(w->lives && w->done))
+        w++;
+    for (int i = 0; w < all + plan.workers && i < plan.keys; i++) {
+        kv_entry *e = keys[i].e;
+        uint64_t phase = kv_get(&e->phase), opening;
+        if (kv_step_of(phase) != KV_CLOSED)
+            continue;
+        kv_restore_round(&w->self, e, kv_get(&e->of[1 - kv_current_of(phase)]));
+        if ((opening = kv_become_opener(&w->self, e, kv_get(&e->phase))))
+            kv_release_opened(&w->self, e, opening);
+    }
+}
+
 static int run_seed(void)
 {
     broken[0] = 0;
@@ -1377,8 +1420,10 @@ static int run_seed(void)
         hand_over();
     }
     quiet = 1;
-    if (how == 2 && _setjmp(home) == 0)
+    if (how == 2 && _setjmp(home) == 0) {
         check_end();
+        change_after_errors();
+    }
     count.steps += steps;
     used = ((kv_header *)region)->top;
     return broken[0] != 0;
@@ -1433,7 +1478,7 @@ int main(int n, char **arguments)
     printf("{\"runs\": %llu, \"steps\": %llu, \"rounds\": %llu, \"finished\": %llu, \"deaths\": %llu, \"returns\": %llu, "
            "\"updates\": %llu, \"peer_reads\": %llu, \"in_place\": %llu, \"overwrites\": %llu, \"joins\": %llu, \"lost\": %llu, "
            "\"failed\": %llu, \"calls\": %llu, \"updates_in_place\": %llu, \"reads\": %llu, \"again\": %llu, \"held\": %llu, "
-           "\"stops\": %llu, \"fenced\": %llu, \"ended\": %llu, \"interrupted\": %llu}\n",
+           "\"stops\": %llu, \"fenced\": %llu, \"ended\": %llu, \"interrupted\": %llu, \"changes\": [",
            (unsigned long long)how_many, (unsigned long long)count.steps, (unsigned long long)count.rounds,
            (unsigned long long)count.finished, (unsigned long long)count.deaths, (unsigned long long)count.returns,
            (unsigned long long)count.updates, (unsigned long long)count.peer_reads, (unsigned long long)count.in_place,
@@ -1442,5 +1487,8 @@ int main(int n, char **arguments)
            (unsigned long long)count.reads, (unsigned long long)count.again, (unsigned long long)count.held,
            (unsigned long long)count.stops, (unsigned long long)count.fenced, (unsigned long long)count.ended,
            (unsigned long long)count.interrupted);
+    for (int i = 0; i < changes_seen; i++)
+        printf("%s[%d, %d, %d, \"%s\"]", i ? ", " : "", (int)changes[i].from, (int)changes[i].to, changes[i].next, changes[i].in);
+    puts("]}");
     return 0;
 }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pace
 import paths
@@ -221,7 +223,7 @@ def interleave(program: Path, first: int, count: int) -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, timeout=pace.seconds(1000), check=False)
 
 
-def counted(program: Path, first: int, count: int) -> dict[str, int]:
+def counted(program: Path, first: int, count: int) -> dict[str, Any]:
     """Run so many seeds, none of which may show a violation; return the number of each case."""
     ended = interleave(program, first, count)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -243,6 +245,16 @@ def test_the_protocol_holds(program: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_the_protocol_holds_through_a_million_interleavings(program: Path) -> None:
     counted(program, 1_000_000, 2_000_000)
+
+
+def test_the_table_of_a_key_lists_exactly_the_changes_of_its_phase(program: Path) -> None:
+    steps = ("CLOSED", "OPENING", "OPEN")
+    seen = {
+        ("key", f"{steps[before]} r{'+1' * (before > 0)}", f"{steps[after]} r{'+1' * next_}", function)
+        for before, after, next_, function in counted(program, 0, 2_000)["changes"]
+    }
+    rows = runpy.run_path(str(ROOT / "docs/states_page.py"))["rows_of_header"](HEADERS / "round.h")
+    assert seen == {(row.subject, row.before, row.after, cause) for row in rows for cause in row.causes}
 
 
 def test_nothing_undefined(tmp_path: Path) -> None:

@@ -2,17 +2,21 @@
 
 `member.py` has the membership, `server_links.py` the requests to servers, `scheduler_link.py` those to the
 scheduler; this file distributes events to the three.
+
+`TRANSITIONS` lists the states of the worker in its store, of its link to a server, and of a request to a
+server; a test compares it with random jobs, and `docs/reference/states.md` shows it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ...protocol import events
 from ...protocol import messages as m
 from ...protocol.events import ECHO, Action, MessageReceived, OperationDone, SendMessage, SubmitRequests
 from ...protocol.messages import Failure, MemberReply, Record, RecordKind, ViewNotice
+from ...protocol.transitions import transitions
 from .member import StoreMember
 from .options import WorkerOptions
 from .request_table import RequestTable
@@ -20,6 +24,112 @@ from .scheduler_link import SchedulerLink
 from .server_links import ServerLinks
 
 _PUSHES = frozenset((RecordKind.PUSH, RecordKind.PUSHPULL))
+
+#: `pump` runs at the end of each step in which a request may have become free to be sent.
+TRANSITIONS: Final = transitions(
+    ("worker", "outside", "member", "WelcomeNotice", "the scheduler has admitted it"),
+    (
+        "worker",
+        "outside",
+        "rejoining",
+        "WelcomeNotice",
+        "it has the rank of a lost worker; no round waits for it",
+    ),
+    (
+        "worker",
+        "outside",
+        "failed",
+        "RefusalNotice FenceNotice TickEvent SchedulerLost",
+        "refused, or no scheduler answers",
+    ),
+    ("worker", "rejoining", "member", "ViewNotice", "the other workers have reached its join point"),
+    ("worker", "rejoining", "broken", "ViewNotice", "a process is lost for good (`on_peer_loss`)"),
+    ("worker", "rejoining", "left", "LeaveNotice", "it closes the store"),
+    (
+        "worker",
+        "rejoining",
+        "failed",
+        "FenceNotice TickEvent SchedulerLost",
+        "fenced, or the scheduler is lost",
+    ),
+    ("worker", "member", "broken", "ViewNotice", "a process is lost for good (`on_peer_loss`)"),
+    ("worker", "member", "left", "LeaveNotice", "it closes the store"),
+    ("worker", "member", "failed", "FenceNotice TickEvent SchedulerLost", "fenced, or the scheduler is lost"),
+    ("worker", "broken", "left", "LeaveNotice", "it closes the store"),
+    ("worker", "broken", "failed", "FenceNotice TickEvent SchedulerLost", "fenced, or the scheduler is lost"),
+    (
+        "worker",
+        "left",
+        "failed",
+        "FenceNotice SchedulerLost",
+        "so, before the scheduler has acknowledged `LeaveNotice`",
+    ),
+    (
+        "link",
+        "new",
+        "connecting",
+        "WelcomeNotice",
+        "a server of the job: the worker connects, and sends `AttachRequest`",
+    ),
+    ("link", "connecting", "attached", "AttachReply", "the server accepts requests"),
+    ("link", "attached", "connecting", "ViewNotice", "the server was restarted"),
+    ("link", "attached", "joining", "ViewNotice", "the worker rejoins: it asks for its first rounds"),
+    ("link", "joining", "attached", "AttachReply", "the server has sent the first rounds"),
+    ("link", "joining", "connecting", "ViewNotice", "the server was restarted"),
+    (
+        "link",
+        "connecting",
+        "lost",
+        "ViewNotice LeaveNotice",
+        "the server is lost for good, or the store is closed",
+    ),
+    ("link", "attached", "lost", "ViewNotice LeaveNotice", "so"),
+    ("link", "joining", "lost", "ViewNotice LeaveNotice", "so"),
+    (
+        "request",
+        "new",
+        "queued",
+        "SubmitRequests RetrySlice ViewNotice adopt",
+        "View: it was held for the join point",
+    ),
+    ("request", "new", "sent", "adopt", "the exchange in C has sent it"),
+    ("request", "queued", "sent", "pump", "the link is attached, and the credit and the window allow it"),
+    ("request", "queued", "held", "pump", "a push into a slice with an unanswered read, or with many pushes"),
+    ("request", "held", "sent", "pump", "a request before it was sent, and it may follow"),
+    (
+        "request",
+        "held",
+        "queued",
+        "pump Batch ReadsCopied ViewNotice forget_reads",
+        "no longer to be held",
+    ),
+    ("request", "sent", "queued", "ViewNotice", "the server was restarted: it is sent again"),
+    ("request", "sent", "abandoned", "ViewNotice", "the store is broken; the server still answers"),
+    (
+        "request",
+        "queued",
+        "abandoned",
+        "ViewNotice",
+        "so; it was sent to the process that the server replaces",
+    ),
+    ("request", "sent", "gone", "Batch", "it is answered"),
+    (
+        "request",
+        "sent",
+        "gone",
+        "ViewNotice LeaveNotice FenceNotice TickEvent SchedulerLost",
+        "the call fails: see above",
+    ),
+    ("request", "queued", "gone", "ViewNotice LeaveNotice FenceNotice TickEvent SchedulerLost", "so"),
+    ("request", "held", "gone", "ViewNotice LeaveNotice FenceNotice TickEvent SchedulerLost", "so"),
+    (
+        "request",
+        "abandoned",
+        "gone",
+        "Batch ViewNotice LeaveNotice FenceNotice SchedulerLost",
+        "it is answered, or dropped",
+    ),
+)
 
 
 class WorkerMachine:
