@@ -51,59 +51,29 @@ _STRANGERS = 4096  # peers that have not sent a hello
 
 #: A process that waits for a rank is admitted at a tick, any other one at its `HelloRequest`.
 TRANSITIONS: Final = transitions(
-    (
-        "process",
-        "new",
-        "here",
-        "HelloRequest TickEvent",
-        "its rank is free, or the process that had it is lost",
-    ),
+    ("process", "new", "here", "HelloRequest TickEvent",
+     "its rank is free, or the process that had it is lost"),
     ("process", "here", "ended", "ProcessEndNotice", "it has closed its stores"),
-    (
-        "process",
-        "here",
-        "ended",
-        "HelloRequest TickEvent",
-        "a new server, where values of a lost server are missing",
-    ),
+    ("process", "here", "ended", "HelloRequest TickEvent",
+     "a new server, where values of a lost server are missing"),
     ("process", "here", "lost", "TickEvent", "no heartbeat and no message for `dead_after` seconds"),
     ("process", "here", "lost", "ProcessEndNotice", "it reports that it has failed"),
     ("process", "here", "lost", "HelloRequest", "a restarted process has its rank"),
     ("store", "new", "forming", "HelloRequest TickEvent", "its first worker is admitted"),
-    (
-        "store",
-        "forming",
-        "running",
-        "HelloRequest TickEvent ProcessEndNotice",
-        "all servers, and all workers that are not lost",
-    ),
-    (
-        "store",
-        "forming",
-        "broken",
-        "HelloRequest TickEvent ProcessEndNotice",
-        "a server is lost and was not restarted in time",
-    ),
-    (
-        "store",
-        "running",
-        "broken",
-        "HelloRequest TickEvent ProcessEndNotice LeaveNotice",
-        "so, or a worker is lost (`on_peer_loss`)",
-    ),
+    ("store", "forming", "running", "HelloRequest TickEvent ProcessEndNotice",
+     "all servers, and all workers that are not lost"),
+    ("store", "forming", "broken", "HelloRequest TickEvent ProcessEndNotice",
+     "a server is lost and was not restarted in time"),
+    ("store", "running", "broken", "HelloRequest TickEvent ProcessEndNotice LeaveNotice",
+     "so, or a worker is lost (`on_peer_loss`)"),
     ("store", "running", "over", "LeaveNotice ProcessEndNotice", "its last member has left"),
     ("store", "broken", "over", "LeaveNotice ProcessEndNotice", "its last member has left"),
     ("job", "gathering", "running", "HelloRequest TickEvent", "all servers are there for the first time"),
     ("job", "gathering", "over", "ProcessEndNotice TickEvent", "as from running"),
-    (
-        "job",
-        "running",
-        "over",
-        "ProcessEndNotice TickEvent",
-        "no worker is left, or none was there for `timeout` seconds",
-    ),
+    ("job", "running", "over", "ProcessEndNotice TickEvent",
+     "no worker is left, or none was there for `timeout` seconds"),
     ("job", "over", "closed", "TickEvent", "all processes know it, or a deadline has passed"),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -30,22 +30,12 @@ _AHEAD = 1024  # stored batches of an unknown epoch; workers repeat the others
 _EARLY = 4096  # stored attachments to stores that the scheduler has not announced yet
 
 TRANSITIONS: Final = transitions(
-    (
-        "server",
-        "working",
-        "ended",
-        "JobEndNotice RefusalNotice FenceNotice TickEvent",
-        "Tick: the scheduler is lost",
-    ),
+    ("server", "working", "ended", "JobEndNotice RefusalNotice FenceNotice TickEvent",
+     "Tick: the scheduler is lost"),
     ("store", "new", "announced", "SlicesNotice", "the scheduler has placed a slice here"),
     ("store", "new", "running", "ViewNotice", "its first members are admitted"),
-    (
-        "store",
-        "new",
-        "returning",
-        "SlicesNotice ViewNotice",
-        "a restarted server without a snapshot of the store",
-    ),
+    ("store", "new", "returning", "SlicesNotice ViewNotice",
+     "a restarted server without a snapshot of the store"),
     ("store", "new", "broken", "ViewNotice", "a process was lost before"),
     ("store", "announced", "running", "ViewNotice", "its first members are admitted"),
     ("store", "announced", "broken", "ViewNotice", "a process was lost before"),
@@ -56,7 +46,7 @@ TRANSITIONS: Final = transitions(
     ("store", "returning", "gone", "InstallRequest", "all workers have left the store"),
     ("store", "running", "gone", "InstallRequest", "all workers have left the store"),
     ("store", "broken", "gone", "InstallRequest", "all workers have left the store"),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
