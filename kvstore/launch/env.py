@@ -27,10 +27,10 @@ def findings(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """
     found: dict[str, Any]
     try:
-        found = dataclasses.asdict(launchers.detect(environment))
+        found = dataclasses.asdict(launchers.detect_placement(environment))
     except ConfigError as error:
         found = {"error": str(error)}
-    others = [{"launcher": name, "verdict": text} for name, text in launchers.alternatives(environment)]
+    others = [{"launcher": name, "verdict": text} for name, text in launchers.other_launchers(environment)]
     sections = (_role(environment), wrong_settings(environment), unknown_variables(environment), others)
     return found | dict(zip(_SECTIONS, sections, strict=True))
 

@@ -42,11 +42,11 @@ def address_option(host: str | None, port: int | None, environment: Mapping[str,
     has_variable = any(environment.get(name) for name in ("KVSTORE_SCHEDULER", "DMLC_PS_ROOT_URI"))
     if host is None and port is None and has_variable:
         return None
-    host = host or addresses.loopback()
-    if addresses.resolved(host) in _ALL:
-        outward = (one for one in addresses.interfaces().values() if not addresses.is_loopback(one))
-        host = next(outward, addresses.loopback())
-    return addresses.tcp(host, port or 0)
+    host = host or addresses.loopback_address()
+    if addresses.resolve_host(host) in _ALL:
+        outward = (one for one in addresses.interface_addresses().values() if not addresses.is_loopback(one))
+        host = next(outward, addresses.loopback_address())
+    return addresses.tcp_address(host, port or 0)
 
 
 def scheduler(environment: Mapping[str, str], report: Callable[[str], None], launched: bool = False) -> None:
@@ -59,7 +59,7 @@ def scheduler(environment: Mapping[str, str], report: Callable[[str], None], lau
 
     def bound(address: str) -> None:
         """Report the address for other processes, which can differ from that of the socket."""
-        report(found.bound(addresses.split(address)[1]).scheduler)
+        report(found.bound(addresses.split_address(address)[1]).scheduler)
 
     role_process.scheduler(found, ps_config(environment), bound, _report_if_deserted if launched else None)
 

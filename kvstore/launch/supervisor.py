@@ -229,7 +229,7 @@ class Supervisor:
 
         def turn() -> None:
             clock.read()
-            if clock.tells():
+            if clock.notice_due():
                 self.say("all processes have ended; it waits for the reader of their output")
             self._turn()
 

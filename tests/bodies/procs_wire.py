@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.errors import KVStoreError
-from kvstore.settings.keys import Keys
+from kvstore.settings.keys import JobKeys
 from kvstore.stores.parameter_server.protocol.messages import PROTOCOL, Barrier, Hello, ReliableMessage
 from kvstore.stores.parameter_server.transport import frames
 from kvstore.stores.parameter_server.transport.channel import Dealer
@@ -50,7 +50,7 @@ def speaker(address: str, job: str, newer: str) -> None:
 
 def client(address: str, keys: str, identity: str) -> None:
     """Say how a handshake with these keys ended."""
-    own = Keys.from_json(Path(keys).read_bytes()) if keys else None
+    own = JobKeys.from_json(Path(keys).read_bytes()) if keys else None
     context = Context(own)
     start = time.monotonic()
     try:

@@ -241,7 +241,7 @@ class LazyDriver:
 
     # ---------------------------------------------------------------------------------------- kernels
 
-    def kernel(self, spec: cuda.Spec, device: int) -> Callable[..., None]:
+    def kernel(self, spec: cuda.KernelSpec, device: int) -> Callable[..., None]:
         host = cuda.HostKernel(spec, compiled=self._compiled)
 
         def launch(stream: int, image: int, chunks: int, *scalars: Any) -> None:
@@ -437,7 +437,7 @@ def new_stream() -> int:
 def installed(count: int) -> Iterator[LazyDriver]:
     """Put such a driver in the place of the process's own; at the end it must have been used soundly."""
     made = LazyDriver(count=count)
-    before = driver.use(made)
+    before = driver.replace_driver(made)
     yield made
-    driver.use(before)
+    driver.replace_driver(before)
     made.assert_sound()

@@ -88,7 +88,7 @@ def run(settings: TrainingSettings) -> Outcome:
         with screen.progress(settings, visible=first) as show:
             outcome = train(store, settings, digits.load(), show)
         if first:
-            place, part = launchers.detect(), roles.find()
+            place, part = launchers.detect_placement(), roles.find()
             servers = part.num_servers + 1 if part and place.size == place.local_size else 0
             screen.report(settings, outcome, store.num_workers, place.local_size + servers)
     return outcome
@@ -107,7 +107,7 @@ def _open(name: str) -> kv.KVStore:
     """Create a store that has all methods, connects all workers, and runs an optimizer."""
     store = kv.create(name)
     if isinstance(store, kv.KVStore):
-        complete = store.num_workers >= launchers.detect().size
+        complete = store.num_workers >= launchers.detect_placement().size
         if complete and store.is_capable("optimizer"):
             return store
         store.close()

@@ -181,7 +181,7 @@ class Worker:
 def main(name: str, address: str) -> None:
     """Serve until the command disconnects."""
     with contextlib.suppress(EOFError, ConnectionError), Client("\0" + address, "AF_UNIX") as link:
-        rank = launchers.detect().rank
+        rank = launchers.detect_placement().rank
         link.send_bytes(json.dumps({"rank": rank}).encode())
         options = json.loads(link.recv_bytes())
         try:

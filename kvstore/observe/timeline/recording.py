@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from ...errors import ConfigError, KVStoreError
 from ...settings.environment import text_of
-from ...settings.launchers import Placement, detect
+from ...settings.launchers import JobPlacement, detect_placement
 from ..native._observe import packed_events, record_events, recorded, take_times
 from ..signals import call_on_signal
 from . import labels, threads
@@ -224,8 +224,8 @@ def _count(name: str) -> int:
     return int(text) if text.isdecimal() and len(text) < 7 else 0
 
 
-def _place() -> Placement | None:
+def _place() -> JobPlacement | None:
     try:
-        return detect()
+        return detect_placement()
     except ConfigError:  # the code that needs the job reports it
         return None

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ....optimizer.settings_log import Change, SettingsAt, SettingsLog
+from ....optimizer.settings_log import SettingsAt, SettingsChange, SettingsLog
 from ..protocol import messages
 from ..protocol.reliable_link import ReliableLink
 from . import (
@@ -33,7 +33,8 @@ _STATE_CLASSES = (
     ReliableLink, peers.Process, peers.Peer, rank_assignment.Servers, rank_assignment.RankAssignment,
     stores.Stores, failure_detector.FailureDetector, admission.Admission, shutdown.JobShutdown,
     store_membership.StoreMembership, rejoins.RejoinCoordinator, hosts.HostSeats, key_table.KeyTable,
-    key_table.AwaitedKeys, store_settings.SettingsTable, store_settings.Installation, SettingsLog, Change,
+    key_table.AwaitedKeys, store_settings.SettingsTable, store_settings.Installation, SettingsLog,
+    SettingsChange,
 )  # fmt: skip
 _CLASSES: dict[str, Any] = {cls.__name__: cls for cls in _STATE_CLASSES}
 _TUPLES: dict[str, Any] = {cls.__name__: cls for cls in (key_table.KeyWaiter, rejoins.JoinPoint, SettingsAt)}

@@ -481,14 +481,14 @@ class SchedulerSockets(_Sockets):
 
 def _bind_address(roles: Roles) -> str:
     """Return the address at which the scheduler binds: its own, with a numeric host."""
-    return roles.scheduler if roles.ipc else addresses.tcp(roles.host, roles.port)
+    return roles.scheduler if roles.ipc else addresses.tcp_address(roles.host, roles.port)
 
 
 def _server_address(roles: Roles, name: str) -> str:
     """Return the address at which a server binds."""
     if roles.ipc:
         return f"ipc://@kvstore/{secrets.token_hex(16)}/{name.rpartition('/')[0][-40:]}"
-    return addresses.tcp(roles.host, roles.port if roles.role == "server" else 0)
+    return addresses.tcp_address(roles.host, roles.port if roles.role == "server" else 0)
 
 
 def _echo(context: Context, address: str, name: str) -> Dealer:
