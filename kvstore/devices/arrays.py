@@ -490,6 +490,6 @@ def _copy_back(kind: str, bring: Callable[[], None], stream: DeviceStream) -> No
 
 def _strided_error(what: str, seen: DeviceView) -> ArrayError:
     return ArrayError(
-        f"{what} is not contiguous ({describe_object(seen.owner)}); strided arrays are copied for PyTorch and "
-        "CuPy only: pass a contiguous one"
+        f"{what} is not contiguous ({describe_object(seen.owner)}); strided arrays are copied for PyTorch "
+        "and CuPy only: pass a contiguous one"
     )

@@ -271,8 +271,8 @@ def _check_forms(content: states.StatesContent, optimizer: Optimizer, weights: M
         fresh = optimizer.create_state_multi_precision(key, weights[key])
         if _state_form(fresh) != _state_form(content.states[key]):
             raise StateFileError(
-                f"the optimizer states of key {key!r} do not fit: they are {_state_form(content.states[key])} "
-                f"and {type(optimizer).__name__}, as it is set, keeps {_state_form(fresh)}"
+                f"the optimizer states of key {key!r} do not fit: they are "
+                f"{_state_form(content.states[key])} and {type(optimizer).__name__}, as it is set, keeps {_state_form(fresh)}"
             )
 
 

@@ -33,8 +33,8 @@ class WaitErrors:
         for rank, last in left:
             log.warning(
                 f"{self.worker_name(rank)} has left after round {last} of key {handle.key!r}, without "
-                f"join(): round {round} is without it, says worker {self._rank}, and so are later rounds. If it "
-                "should not have ended, see its output; if it had no more batches, call join() there first"
+                f"join(): round {round} is without it, says worker {self._rank}, and so are later rounds. If "
+                "it should not have ended, see its output; if it had no more batches, call join() there first"
             )
 
     def worker_name(self, w: int) -> str:
