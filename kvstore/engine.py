@@ -329,7 +329,7 @@ class AsyncEngine:
             self._push_ready(task)
 
     def _unqueue_task(self, task: _EngineTask) -> None:
-        """Undo `_enqueue` for a task, under the same lock."""
+        """Undo `_enqueue_task` for a task, under the same lock."""
         self._claim_task(task)
         self._pending.pop(task, None)
         for earlier in self._pending:

@@ -67,7 +67,7 @@ def write_file(
 
 
 def pack_file(format_: str, content: str, tensors: Mapping[str, Array]) -> bytes:
-    """Return the bytes of the file that `write` writes."""
+    """Return the bytes of the file that `write_file` writes."""
     from safetensors.numpy import save
 
     return save(*_add_checksum(format_, content, tensors, "content"))
@@ -116,13 +116,13 @@ def _as_system_says(error: Exception) -> OSError:
 def read_file(
     path: str, format_: str, parse: Parse[Content], field: str = "content", checksum: str | None = None
 ) -> Content:
-    """Read a file of `write`, and return the result of ``parse(content, tensors)``.
+    """Read a file of `write_file`, and return the result of ``parse(content, tensors)``.
 
     Raises
     ------
     StateFileError
-        The file is damaged, has another format or another `checksum` than `write` has returned, or `parse`
-        fails. The error for a file that cannot be read is also the OSError of the system.
+        The file is damaged, has another format or another `checksum` than `write_file` has returned, or
+        `parse` fails. The error for a file that cannot be read is also the OSError of the system.
     """
     metadata, tensors = read_raw(path)
     with _damage_errors(format_, f"{os.fsdecode(path)}: "):
@@ -132,9 +132,9 @@ def read_file(
 
 
 def unpack_file(data: bytes, format_: str, parse: Parse[Content]) -> Content:
-    """Return the result of ``parse(content, tensors)`` for the bytes of `packed`.
+    """Return the result of ``parse(content, tensors)`` for the bytes of `pack_file`.
 
-    The errors are those of `read`.
+    The errors are those of `read_file`.
     """
     from safetensors.numpy import load
 

@@ -33,8 +33,8 @@ def row_constants(spec: KernelSpec, params: Sequence[tuple[float, ...]]) -> Numb
     Returns
     -------
     numpy.ndarray
-        Shape (rows, `WIDTH`), of type `Spec.real`: copy it to the device, and give each row the address of
-        its line.
+        Shape (rows, `WIDTH`), of type `KernelSpec.real_type`: copy it to the device, and give each row the
+        address of its line.
     """
     exact = np.zeros((len(params), FIRST_DERIVED))
     for line, values in zip(exact, params, strict=True):

@@ -17,7 +17,7 @@ _lock = threading.Lock()
 
 
 class LoadedKernel:
-    """A kernel on one device; made by `load`.
+    """A kernel on one device; made by `load_kernel`.
 
     Attributes
     ----------
@@ -46,9 +46,9 @@ class LoadedKernel:
         stream : cuda.core.Stream
             A stream of the kernel's device, whose context must be current.
         image : int
-            Address, on the device, of the words that `table.image` made for the same spec.
+            Address, on the device, of the words that `table.launch_image` made for the same spec.
         chunks : int
-            Number of blocks, as `table.image` returned it. Nothing is launched for 0.
+            Number of blocks, as `table.launch_image` returned it. Nothing is launched for 0.
         *scalars : numpy.float32
             What `Spec.scalars` names. Python floats would be passed in eight bytes: they are not allowed.
         """

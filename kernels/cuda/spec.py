@@ -228,7 +228,7 @@ def choose_spec(
     Parameters
     ----------
     op, dtype, rule, master, target
-        As in `Spec`.
+        As in `KernelSpec`.
     k : int or None
         Number of arrays that every row sums; None where rows differ.
     """

@@ -1,8 +1,8 @@
 """Host arrays of any library as NumPy views, without importing that library and without a copy.
 
-`readable` and `writable` return an exact `numpy.ndarray` for the compiled kernels. It shares memory with the
-array if that is contiguous, aligned and in native byte order; else `readable` copies, and `writable` returns
-a buffer and a function that copies the buffer to the array.
+`readable_array` and `writable_array` return an exact `numpy.ndarray` for the compiled kernels. It shares
+memory with the array if that is contiguous, aligned and in native byte order; else `readable_array` copies, and
+`writable_array` returns a buffer and a function that copies the buffer to the array.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ZERO = bytes(16)  # of any element type
 
 
 class RowSparseBase:
-    """An array of kvstore without a dense view: `readable` and `writable` raise."""
+    """An array of kvstore without a dense view: `readable_array` and `writable_array` raise."""
 
     __slots__ = ()
 
@@ -77,7 +77,7 @@ def writable_array(obj: Any, what: str = "out") -> tuple[Array, Callable[[], Non
     Returns
     -------
     array : numpy.ndarray
-        As from `readable`: the memory of `obj` itself, or a buffer of its shape.
+        As from `readable_array`: the memory of `obj` itself, or a buffer of its shape.
     deliver : callable or None
         If `array` is a buffer, a function that copies its content to `obj`; call it when the buffer has the
         result.
@@ -112,7 +112,7 @@ def overlapping_elements_error(what: str, strides: object, obj: Any) -> ArrayErr
 
 
 def direct_view(obj: Any, write: bool = False) -> Array | None:
-    """View the memory of `obj` itself; None if `readable` or `writable` would copy. The view can be kept."""
+    """View the memory of `obj` itself; None if that would need a copy. The view can be kept."""
     if type(obj) is np.ndarray:
         view = obj
     elif tensors.is_tensor_type(type(obj)):
@@ -135,7 +135,7 @@ def number_array(obj: Any, what: str) -> Array:
     ShapeError
         The list has other elements than numbers, or its inner lists have different lengths.
     ArrayError, DTypeError
-        As `readable`.
+        As `readable_array`.
     """
     if isinstance(obj, np.ndarray):
         return exact_array(obj, what)

@@ -200,6 +200,6 @@ def _too_small_error(tensor: Tensor, what: str, held: int) -> ArrayError:
         )
     return ArrayError(
         f"{what} has no memory for all of its elements: {describe_object(tensor)}, in a storage of {held} "
-        "bytes. The storage was freed or resized, as FSDP does between uses, or the tensor stands for another; "
-        "pass a tensor that holds its elements"
+        "bytes. The storage was freed or resized, as FSDP does between uses, or the tensor stands for "
+        "another; pass a tensor that holds its elements"
     )

@@ -41,7 +41,7 @@ _TYPES = {
 
 
 def write_tensors(path: str, head: bytes, tensors: Mapping[str, Array], tell: Callable[[int], None]) -> None:
-    """Write a file atomically: the result of `header`, and the tensors.
+    """Write a file atomically: the result of `file_header`, and the tensors.
 
     `tell` is called with the size of each written piece in bytes.
 

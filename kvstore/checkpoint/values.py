@@ -51,7 +51,7 @@ def describe_values(backend: Backend) -> tuple[list[dict[str, Any]], dict[str, A
 
 
 def parse_values(entries: Any, tensors: Mapping[str, Array]) -> dict[Key, Value]:
-    """Return the values that were passed to `describe`."""
+    """Return the values that were passed to `describe_values`."""
     return {entry["key"]: _parsed_value(entry, tensors) for entry in _checked_entries(entries)}
 
 

@@ -45,7 +45,7 @@ def pack_object(value: Any, kind: ArrayKind = NUMPY) -> bytes:
 
 
 def unpack_object(data: bytes | memoryview, kind: ArrayKind = NUMPY) -> Any:
-    """Decode the result of `packed`; arrays of other libraries than NumPy become arrays of `kind`."""
+    """Decode the result of `pack_object`; arrays of other libraries than NumPy become arrays of `kind`."""
     return msgspec.msgpack.decode(data, ext_hook=partial(_decode_array, kind))
 
 

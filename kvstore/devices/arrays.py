@@ -1,6 +1,6 @@
 """GPU arrays of any library as addresses, without importing that library; and GPU arrays of kvstore.
 
-`device_of` returns the GPU of an object, `stream_for` the current stream of its owner, and `view` its
+`device_of` returns the GPU of an object, `stream_for` the current stream of its owner, and `view_array` its
 address, type and shape. The module of the type distinguishes torch, CuPy and JAX, so that no library is
 imported.
 """

@@ -1,7 +1,7 @@
 """The calls of the CUDA driver: no other module calls the driver.
 
-Addresses, streams and events are plain integers. `get` makes the `Driver` of the process at the first array
-on a GPU; tests replace it with `use`.
+Addresses, streams and events are plain integers. `get_driver` makes the `CudaDriver` of the process at the
+first array on a GPU; tests replace it with `replace_driver`.
 """
 
 from __future__ import annotations

@@ -62,11 +62,11 @@ class GpuContext:
             self.driver.drop_event(event, self.device)
 
     def lend_memory(self, nbytes: int, stream: DeviceStream) -> int:
-        """Return the address of temporary memory for later work on a stream; see `take_back`."""
+        """Return the address of temporary memory for later work on a stream; see `return_memory`."""
         return self.driver.lend(self.device, nbytes, stream.handle) if nbytes else 0
 
     def return_memory(self, address: int, stream: DeviceStream) -> None:
-        """Free memory of `lend`, in the order of the stream."""
+        """Free memory of `lend_memory`, in the order of the stream."""
         if address:
             self.driver.take_back(self.device, address, stream.handle)
 

@@ -115,7 +115,7 @@ class ElementwiseOptimizer(BuiltInOptimizer):
         return lr, wd, self.rescale_grad, self.clip_gradient or math.inf
 
     def _divided_by(self, index: Index) -> tuple[float, float, float, float]:
-        """Return `_common` for a rule that divides by the rate.
+        """Return `_common_parameters` for a rule that divides by the rate.
 
         Raises
         ------

@@ -154,7 +154,7 @@ class WatchedOptimizer:
         self.note_config(optimizer.get_config(), _NEVER)
 
     def changed_settings(self) -> tuple[dict[str, Any], dict[str, Any], int]:
-        """Return the changed settings, for `Optimizer.configure`, and the arguments of `note`."""
+        """Return the changed settings, for `Optimizer.configure`, and the arguments of `note_config`."""
         number = REVISION.number  # first: the next push finds concurrent changes
         config = self.optimizer.get_config()
         return differing_settings(config, self._sent), config, number

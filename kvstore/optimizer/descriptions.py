@@ -36,8 +36,8 @@ def text_of(optimizer: DescribableOptimizer) -> str:
     odd = next((entry for entry in described["config"].items() if not _is_json(entry[1])), None)
     if odd is not None:
         raise ConfigError(
-            f"{type(optimizer).__name__} cannot be saved or sent: its setting {odd[0]} is {_short_text(odd[1])}, "
-            "which JSON cannot represent; use numbers, strings, lists and dicts"
+            f"{type(optimizer).__name__} cannot be saved or sent: its setting {odd[0]} is "
+            f"{_short_text(odd[1])}, which JSON cannot represent; use numbers, strings, lists and dicts"
         )
     return json.dumps(described, sort_keys=True)
 

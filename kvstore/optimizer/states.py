@@ -111,18 +111,18 @@ def _tensor_name(path: tuple[int, ...], key: Index) -> str:
 
 
 def unpack_states(data: bytes) -> StatesContent:
-    """Return the arguments of `pack`.
+    """Return the arguments of `pack_states`.
 
     Raises
     ------
     StateFileError
-        If `data` is not an undamaged result of `pack`.
+        If `data` is not an undamaged result of `pack_states`.
     """
     return tensor_file.unpack_file(data, _FORMAT, parse_states)
 
 
 def parse_states(text: str, tensors: dict[str, Array]) -> StatesContent:
-    """Return the arguments of `describe`; the tensors are copied, and removed from `tensors`."""
+    """Return the arguments of `describe_states`; the tensors are copied, and removed from `tensors`."""
     content = json.loads(text)
     key_type = {"int": int, "str": str}[content["key_type"]]
     keys = [key for table in ("structure", "counts") for key, _ in content[table]]
@@ -159,7 +159,7 @@ def _build_state(outline: Any, key: Index, path: tuple[int, ...], tensors: dict[
 
 
 def read_states(path: str | os.PathLike[str]) -> StatesContent:
-    """Read the result of `pack` from a file; errors contain the name of the file."""
+    """Read the result of `pack_states` from a file; errors contain the name of the file."""
     return tensor_file.read_file(os.fspath(path), _FORMAT, parse_states)
 
 

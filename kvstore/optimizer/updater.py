@@ -272,7 +272,8 @@ def _check_forms(content: states.StatesContent, optimizer: Optimizer, weights: M
         if _state_form(fresh) != _state_form(content.states[key]):
             raise StateFileError(
                 f"the optimizer states of key {key!r} do not fit: they are "
-                f"{_state_form(content.states[key])} and {type(optimizer).__name__}, as it is set, keeps {_state_form(fresh)}"
+                f"{_state_form(content.states[key])} and {type(optimizer).__name__}, as it is set, "
+                f"keeps {_state_form(fresh)}"
             )
 
 

@@ -254,7 +254,7 @@ def detect_placement(environment: Mapping[str, str] | None = None) -> JobPlaceme
 
 
 def other_launchers(environment: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
-    """Return the launchers that `detect` does not choose, in its order, each with the reason. Never raises.
+    """Return the launchers that `detect_placement` does not choose, each with the reason. Never raises.
 
     Parameters
     ----------

@@ -86,12 +86,12 @@ class KeyEntry:
             self.return_scratch(name, memory)
 
     def take_scratch(self, name: str) -> Array:
-        """Return memory of the key's shape and type, that of the last `give` of this name if possible."""
+        """Return memory of the key's shape and type, if possible that of the last `return_scratch`."""
         memory = self._spare.pop(name, None)
         return pages.empty(self.shape, self.dtype) if memory is None else memory
 
     def return_scratch(self, name: str, memory: Array) -> None:
-        """Keep memory for the next `take` of this name."""
+        """Keep memory for the next `take_scratch` of this name."""
         self._spare[name] = memory
 
 

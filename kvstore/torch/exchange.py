@@ -231,7 +231,7 @@ def _gradient_of(slot: GradientSlot) -> Tensor:
 def _absent_gradient(parameter: Tensor) -> Tensor:
     """Return an array of -0.0, which changes no sum, and is a sum only if all workers push it.
 
-    -0.0 + 0.0 is 0.0, and after `_mark` the first element of a gradient is never -0.0.
+    -0.0 + 0.0 is 0.0, and after `_mark_gradient` the first element of a gradient is never -0.0.
     """
     return torch.full_like(parameter, -0.0, requires_grad=False)
 

@@ -55,7 +55,7 @@ class _Block:
 
 
 class LazyDriver:
-    """Takes the place of `kvstore.devices.driver.Driver`."""
+    """Takes the place of `kvstore.devices.driver.CudaDriver`."""
 
     def __init__(self, count: int = 1, seed: int = 0, peers: bool = True, compiled: bool = False) -> None:
         self.count, self.peers = count, peers

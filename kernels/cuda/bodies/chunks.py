@@ -35,16 +35,16 @@ def make_body(
         Elements that a block works on, a power of two, at least ``2 * BLOCK * count``.
     count : int
         Elements of a group, a power of two.
-    group : callable
-        ``group(row, e, end, scalar)`` processes elements e to e + count of a row with aligned arrays.
-    rest : callable
-        ``rest(row, e, end, scalar)`` processes elements e to e + step, as far as they are below `end`.
-    pair : callable or None
-        ``pair(row, e, f, scalar)`` processes two groups, with the loads of both before the first store.
+    process_group : callable
+        ``process_group(row, e, end, scalar)`` processes elements e to e + count of a row with aligned arrays.
+    process_remaining : callable
+        ``process_remaining(row, e, end, scalar)`` processes elements e to e + step that are below `end`.
+    process_pair : callable or None
+        ``process_pair(row, e, f, scalar)`` processes two groups; the loads of both precede the stores.
     step : int
-        Elements that `rest` processes.
+        Elements that `process_remaining` processes.
     whole : int
-        `rest` is also called beyond the end of a row, up to a multiple of this power of two: for padding.
+        `process_remaining` is also called for the padding of a row, up to a multiple of this power of two.
     """
     stride = BLOCK * count
     in_row, in_chunk = _bound_checks(chunk, count)
@@ -170,7 +170,7 @@ def make_emitter(size: int, store: Callable[[int, Any], None]) -> Callable[[int,
 
 @cache
 def make_spreader(size: int, store: Callable[[int, Any], None]) -> Callable[[int, int, Any], None]:
-    """Make the function that stores into all outs of a row, as `emitter`, but not into dst."""
+    """Make the function that stores into all outs of a row, as `make_emitter`, but not into dst."""
 
     @dual
     def spread_value(row: int, e: int, value: Any) -> None:

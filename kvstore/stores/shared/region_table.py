@@ -166,7 +166,7 @@ class RegionTable(RowTable):
         self._known, self._tail = (
             self.count,
             ids.copy(),
-        )  # as in the index; `forget` resets it on failure
+        )  # as in the index; `forget_numbers` resets it on failure
 
     def _order_rows(self) -> None:
         """Do nothing: `updater_for` does it, and numbers and states do not change after they were saved."""

@@ -153,7 +153,7 @@ class RoundWaiter:
 
     @_releasing_opened
     def help_all(self, calls: shm.Calls) -> None:
-        """As `help`, for a call with many small keys."""
+        """As `begin_work`, for a call with many small keys."""
         errors: list[KVStoreError] = []
         at, end = calls.help(0), len(calls.handles)
         while at < end:

@@ -26,13 +26,13 @@ class IpcKey:
     agreed, hopeless : bool
         Whether all workers can push to it from GPU to GPU; whether at least one of them cannot.
     applied : int
-        The last round that was summed into `value`, on some stream.
+        The last round that was summed into `value_address`, on some stream.
     in_region : int
         The last round that this worker has copied to the region.
     through : int
         The last round that this worker knows to be complete, with slots that it need not read again.
     tail : StreamCursor or None
-        End of the stream of the last work on the value, after `hold`.
+        End of the stream of the last work on the value, after `hold_stream`.
     """
 
     def __init__(self, handle: shm.Handle, place: GpuContext, table: IpcTable, rank: int) -> None:
