@@ -1,8 +1,8 @@
 """Host arrays of any library as NumPy views, without importing that library and without a copy.
 
 `readable_array` and `writable_array` return an exact `numpy.ndarray` for the compiled kernels. It shares
-memory with the array if that is contiguous, aligned and in native byte order; else `readable_array` copies, and
-`writable_array` returns a buffer and a function that copies the buffer to the array.
+memory with the array if that is contiguous, aligned and in native byte order; else `readable_array` copies,
+and `writable_array` returns a buffer and a function that copies the buffer to the array.
 """
 
 from __future__ import annotations

@@ -42,8 +42,9 @@ class Trainer:
     ----------
     params : list or dict of Parameter
         The parameters, or other objects with ``name``, ``grad_req``, ``list_data()`` and ``list_grad()``; see
-        `kvstore.trainer.parameter.TrainableParameter`. All must have the same number of replicas. The parameters
-        of a dict are sorted by its keys. The keys in the store are the positions of the parameters.
+        `kvstore.trainer.parameter.TrainableParameter`. All must have the same number of replicas. The
+        parameters of a dict are sorted by its keys. The keys in the store are the positions of the
+        parameters.
     optimizer : str or Optimizer
         A name for `kvstore.optimizer.create`, or an optimizer object, which the trainer uses and changes.
     optimizer_params : dict, optional
