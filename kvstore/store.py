@@ -1410,8 +1410,8 @@ def start_pushpull(
     """Begin a `pushpull` of keys with one array each; the values are divided by `divisor`.
 
     The result has the bits of a division before the sum. Unless the divisor is 1, `can_divide_values` must
-    return True for the arrays. `waits`: the caller waits for the result next, and can then run the last part of
-    the operation.
+    return True for the arrays. `waits`: the caller waits for the result next, and can then run the last part
+    of the operation.
     """
     if store._steps:
         store._own_step(async_op=True)  # raises in a step
