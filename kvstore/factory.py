@@ -16,7 +16,7 @@ from .store import KVStore, describe_state, options_of
 from .store_kinds import STORES, StoreKind, StoreName
 
 if TYPE_CHECKING:
-    from .settings.launchers import JobPlacement
+    from .settings.launchers import WorkerPlacement
     from .stores.protocol import Backend
 
 
@@ -161,7 +161,7 @@ def _create_native(literal: str, options: dict[str, Any]) -> KVStore:
     if kind.joins and config.processes != 1 and has_peers():
         kind = STORES["shared"]
     if kind.on_servers:
-        _serve_if_told()
+        _serve_if_role()
         kind = _by_van(literal, kind)
     module = importlib.import_module(f".stores.{kind.module}", __package__)
     backend = getattr(module, kind.backend)(config)
@@ -172,7 +172,7 @@ def _create_native(literal: str, options: dict[str, Any]) -> KVStore:
     if config.processes != 1 and not kind.on_servers:  # with the rank and the number of workers of the job
         warn_if_apart(literal, backend.num_workers)
     store = _store_class()(literal, backend, config)
-    _tell_created(store, backend)
+    _log_created(store, backend)
     return store
 
 
@@ -198,7 +198,7 @@ def _store_class() -> type[KVStore]:
     return RecordedKVStore
 
 
-def _tell_created(store: KVStore, backend: Backend) -> None:
+def _log_created(store: KVStore, backend: Backend) -> None:
     """Log a new store, and register it for reports of the state of this process."""
     import logging
 
@@ -234,7 +234,7 @@ def _by_van(literal: str, kind: StoreKind) -> StoreKind:
     return STORES["p3"] if van == "p3" and kind.on_servers else kind
 
 
-def _serve_if_told() -> None:
+def _serve_if_role() -> None:
     """Run the server or scheduler if the environment of this process has that role, then end the process."""
     from .settings.roles import find
 
@@ -267,7 +267,7 @@ def warn_if_apart(name: str, workers: int = 1) -> None:
 
 
 @functools.cache
-def _warn_apart(name: str, workers: int, place: JobPlacement) -> None:
+def _warn_apart(name: str, workers: int, place: WorkerPlacement) -> None:
     together = "'shared' or 'dist_sync'" if place.size == place.local_size else "'dist_sync'"
     import logging
 

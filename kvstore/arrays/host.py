@@ -119,7 +119,7 @@ def direct_view(obj: Any, write: bool = False) -> Array | None:
         seen = _tensor_memory(obj, "array")
         if seen.negated:
             return None
-        tensors.keep_in_place(seen.storage)
+        tensors.forbid_resize(seen.storage)
         view = _tensor_view(seen)
     else:
         view = _protocol_view(obj, "array", write)
@@ -178,7 +178,7 @@ def _writable_view(obj: Any, what: str) -> tuple[Array, Callable[[], None] | Non
         return _tensor_view(seen), None
     if overlaps_itself(seen.shape, seen.strides, seen.dtype.itemsize):
         raise overlapping_elements_error(what, seen.strides, obj)
-    buffer, deliver = tensors.room_for(obj, what)
+    buffer, deliver = tensors.contiguous_out(obj, what)
     return _tensor_view(_tensor_memory(buffer, what)), deliver
 
 

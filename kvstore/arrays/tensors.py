@@ -113,7 +113,7 @@ def resolved_tensor(tensor: Tensor, what: str) -> Tensor:
         raise _not_copied_error(tensor, what, error) from error
 
 
-def room_for(out: Tensor, what: str) -> tuple[Tensor, Callable[[], None]]:
+def contiguous_out(out: Tensor, what: str) -> tuple[Tensor, Callable[[], None]]:
     """Return a contiguous tensor in place of an out, and the function that copies its content to the out."""
     try:
         plain = out.detach()
@@ -123,7 +123,7 @@ def room_for(out: Tensor, what: str) -> tuple[Tensor, Callable[[], None]]:
     return buffer, lambda: plain.__setitem__(Ellipsis, buffer)
 
 
-def keep_in_place(storage: Any) -> None:
+def forbid_resize(storage: Any) -> None:
     """Let torch refuse to free or resize a storage on the host, as for memory that NumPy shares."""
     torch = sys.modules["torch"]
     torch.empty(0, dtype=torch.uint8).set_(storage).numpy()

@@ -470,11 +470,13 @@ def gather_copy(seen: DeviceView, what: str, stream: DeviceStream) -> DeviceView
     raise _strided_error(what, seen)
 
 
-def room_for(seen: DeviceView, what: str, stream: DeviceStream) -> tuple[DeviceView, Callable[[], None]]:
+def contiguous_out(
+    seen: DeviceView, what: str, stream: DeviceStream
+) -> tuple[DeviceView, Callable[[], None]]:
     """Return contiguous memory for a strided out, and a function that copies its content to the out."""
     with work_on(stream, seen.kind):
         if seen.kind == "torch":
-            buffer, bring = tensors.room_for(seen.owner, what)
+            buffer, bring = tensors.contiguous_out(seen.owner, what)
             return _of_torch(buffer, what, stream), lambda: _copy_back(seen.kind, bring, stream)
         if seen.kind == "cupy":
             buffer, out = sys.modules["cupy"].empty(seen.shape, seen.owner.dtype), seen.owner

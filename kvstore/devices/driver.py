@@ -141,12 +141,12 @@ class CudaDriver:
         """Free memory that no work on the device uses any more."""
         self._call_on(device, "cuMemFree", address)
 
-    def lend(self, device: int, nbytes: int, stream: int) -> int:
+    def allocate_on_stream(self, device: int, nbytes: int, stream: int) -> int:
         """Allocate memory for work on one stream from the driver's pool, and return its address."""
         return int(self._call_on(device, "cuMemAllocAsync", nbytes, stream))
 
-    def take_back(self, device: int, address: int, stream: int) -> None:
-        """Free memory of `lend`, in the order of the stream."""
+    def free_on_stream(self, device: int, address: int, stream: int) -> None:
+        """Free memory of `allocate_on_stream`, in the order of the stream."""
         self._call_on(device, "cuMemFreeAsync", address, stream)
 
     def pin(self, nbytes: int) -> int:

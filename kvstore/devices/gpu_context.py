@@ -61,14 +61,14 @@ class GpuContext:
             event, _ = self._kept.popleft()
             self.driver.drop_event(event, self.device)
 
-    def lend_memory(self, nbytes: int, stream: DeviceStream) -> int:
-        """Return the address of temporary memory for later work on a stream; see `return_memory`."""
-        return self.driver.lend(self.device, nbytes, stream.handle) if nbytes else 0
+    def allocate_temporary(self, nbytes: int, stream: DeviceStream) -> int:
+        """Return the address of temporary memory for later work on a stream; see `free_temporary`."""
+        return self.driver.allocate_on_stream(self.device, nbytes, stream.handle) if nbytes else 0
 
-    def return_memory(self, address: int, stream: DeviceStream) -> None:
-        """Free memory of `lend_memory`, in the order of the stream."""
+    def free_temporary(self, address: int, stream: DeviceStream) -> None:
+        """Free memory of `allocate_temporary`, in the order of the stream."""
         if address:
-            self.driver.take_back(self.device, address, stream.handle)
+            self.driver.free_on_stream(self.device, address, stream.handle)
 
     def register_loan(self, loan: StreamBuffer) -> None:
         """Register temporary memory, which is freed at the latest when the store is closed."""
@@ -103,7 +103,7 @@ class StreamBuffer:
         #: The end of the stream that used it last.
         self.tail = place.stream_cursor(stream)
         self.address = 0
-        self.address = place.lend_memory(nbytes, stream)
+        self.address = place.allocate_temporary(nbytes, stream)
         place.register_loan(self)
 
     def end(self) -> None:
@@ -112,7 +112,7 @@ class StreamBuffer:
         place = self._place
         if address and may_free(place.driver):
             self.tail.hold_stream(place.own)
-            place.return_memory(address, place.own)
+            place.free_temporary(address, place.own)
 
     def __del__(self) -> None:
         self.end()

@@ -20,10 +20,11 @@ def findings(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     Returns
     -------
     dict
-        Ready for JSON: the fields of `settings.launchers.JobPlacement`, or ``error``; ``parameter_server``,
-        the fields of `settings.roles.Roles` without keys, or ``error``, or None; ``wrong_settings``, the
-        error of each wrong variable; ``unknown_variables``, a hint for each variable without effect and with a
-        name like one of kvstore; and ``others``, a list of ``launcher`` and ``verdict``.
+        Ready for JSON: the fields of `settings.launchers.WorkerPlacement`, or ``error``;
+        ``parameter_server``, the fields of `settings.roles.Roles` without keys, or ``error``, or None;
+        ``wrong_settings``, the error of each wrong variable; ``unknown_variables``, a hint for each variable
+        without effect and with a name like one of kvstore; and ``others``, a list of ``launcher`` and
+        ``verdict``.
     """
     found: dict[str, Any]
     try:

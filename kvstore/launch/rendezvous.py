@@ -19,7 +19,7 @@ from kvstore.errors import ConfigError, TimeoutError
 from kvstore.settings import addresses
 from kvstore.settings.definitions import SETTINGS
 from kvstore.settings.environment import first_set
-from kvstore.settings.launchers import JobPlacement
+from kvstore.settings.launchers import WorkerPlacement
 from kvstore.waiting import WaitClock
 
 from .certificates import Certificates, file_of
@@ -97,7 +97,7 @@ class Rendezvous:
 
 
 def meeting(
-    place: JobPlacement,
+    place: WorkerPlacement,
     environment: Mapping[str, str],
     scheduler: str | None = None,
     folder: str | None = None,
@@ -179,7 +179,7 @@ def _remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _slurm_address(place: JobPlacement, environment: Mapping[str, str]) -> str:
+def _slurm_address(place: WorkerPlacement, environment: Mapping[str, str]) -> str:
     if place.launcher != "slurm":
         raise ConfigError(
             f"{place.launcher} has started ranks on several hosts and does not name the first host: give "

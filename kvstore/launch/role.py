@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from kvstore.errors import ConfigError
 from kvstore.settings import launchers
 from kvstore.settings.environment import process_variables
-from kvstore.settings.launchers import JobPlacement
+from kvstore.settings.launchers import WorkerPlacement
 
 from .child_process import ProcessRole, ProcessSpec, SupervisedProcess, ask_session
 from .local_host import LocalHost
@@ -37,7 +37,7 @@ class RankProcesses:
     find the scheduler at `meeting`.
     """
 
-    place: JobPlacement
+    place: WorkerPlacement
     servers: int
     meeting: Rendezvous
     imports: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class RankProcesses:
         return words + [word for name in names for word in ("--import", name)]
 
 
-def placed() -> JobPlacement:
+def placed() -> WorkerPlacement:
     """Return the rank of this process; raise ConfigError if no launcher of ranks has started it."""
     place = launchers.detect_placement()
     if place.launcher in ("none", "kvstore"):

@@ -178,7 +178,7 @@ class Optimizer(RegistrableOptimizer):
         self.num_update: int = self.begin_num_update
         self._index_update_count: dict[Index, int] = {}
         self._warned_of_halves = False
-        self._keep_rate(learning_rate, lr_scheduler)
+        self._store_rate(learning_rate, lr_scheduler)
 
     def __setattr__(self, name: str, value: Any) -> None:
         check = self._watched.get(name)
@@ -450,9 +450,9 @@ class Optimizer(RegistrableOptimizer):
             )
         if schedule is None and rate is None:
             rate = self.learning_rate
-        self._keep_rate(rate, schedule)
+        self._store_rate(rate, schedule)
 
-    def _keep_rate(self, learning_rate: float | None, schedule: Any) -> None:
+    def _store_rate(self, learning_rate: float | None, schedule: Any) -> None:
         rate = self.settings["learning_rate"]("learning_rate", learning_rate)
         self._assign_setting("lr_scheduler", _with_rate(as_schedule(schedule), rate))
         self._assign_setting("lr", self.default_learning_rate if rate is None else rate)

@@ -22,7 +22,7 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 @dataclass(frozen=True)
-class JobPlacement:
+class WorkerPlacement:
     """The place of this process in its job.
 
     Attributes
@@ -61,7 +61,7 @@ class _LauncherVariables:
             return None
         return f"{' and '.join(self.row.signs)} are not set"
 
-    def read_placement(self, env: Mapping[str, str]) -> JobPlacement:
+    def read_placement(self, env: Mapping[str, str]) -> WorkerPlacement:
         """Return the placement that the variables give.
 
         Raises
@@ -79,7 +79,7 @@ class _LauncherVariables:
             raise _contradiction_error(local_size, size, "the job is smaller than its part on this machine")
         job = env.get("KVSTORE_JOB") or self._job_name(env, size[1] == local_size[1])
         why = f"{rank[0]}={rank[1]} and {size[0]}={size[1]} are set"
-        return JobPlacement(self.row.name, job, rank[1], size[1], local_rank[1], local_size[1], why)
+        return WorkerPlacement(self.row.name, job, rank[1], size[1], local_rank[1], local_size[1], why)
 
     def _job_name(self, env: Mapping[str, str], alone: bool) -> str:
         """Return the name of the job; `alone` if all of its processes are on this machine."""
@@ -222,7 +222,7 @@ _KINDS: dict[str, type[_LauncherVariables]] = {
 _LAUNCHERS = {row.name: _KINDS[row.name](row) for row in LAUNCHERS}
 
 
-def detect_placement(environment: Mapping[str, str] | None = None) -> JobPlacement:
+def detect_placement(environment: Mapping[str, str] | None = None) -> WorkerPlacement:
     """Return the place of this process in its job. Reads variables only; opens no file and sends nothing.
 
     The first launcher whose variables are set counts, in this order: ``kvstore run`` and `kvstore.spawn`,
@@ -250,7 +250,7 @@ def detect_placement(environment: Mapping[str, str] | None = None) -> JobPlaceme
             return launcher.read_placement(env)
     # A process without a launcher has a job name too, so that two such processes are not one job.
     job = env.get("KVSTORE_JOB") or f"none:{os.getpid()}"
-    return JobPlacement("none", job, 0, 1, 0, 1, "no launcher's variables are set")
+    return WorkerPlacement("none", job, 0, 1, 0, 1, "no launcher's variables are set")
 
 
 def other_launchers(environment: Mapping[str, str] | None = None) -> list[tuple[str, str]]:

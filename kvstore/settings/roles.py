@@ -204,7 +204,7 @@ def _from_roots(env: Mapping[str, str]) -> str:
     )
 
 
-def _worker_place(env: Mapping[str, str], scheduler: str) -> launchers.JobPlacement | None:
+def _worker_place(env: Mapping[str, str], scheduler: str) -> launchers.WorkerPlacement | None:
     """Return the place that a launcher gives this worker, if any; only KVSTORE_JOB names the job."""
     found = launchers.detect_placement({**env, "KVSTORE_JOB": env.get("KVSTORE_JOB") or scheduler})
     # DMLC_WORKER_ID takes precedence over a launcher that has started servers and workers alike.
@@ -213,7 +213,7 @@ def _worker_place(env: Mapping[str, str], scheduler: str) -> launchers.JobPlacem
 
 
 def _process_counts(
-    env: Mapping[str, str], role: str, place: launchers.JobPlacement | None, command: str
+    env: Mapping[str, str], role: str, place: launchers.WorkerPlacement | None, command: str
 ) -> tuple[int, int]:
     """Return the numbers of workers and servers; 0 for an unknown number."""
     workers, servers = (
@@ -237,7 +237,7 @@ def _process_counts(
 
 
 def _find_rank(
-    env: Mapping[str, str], role: str, place: launchers.JobPlacement | None, workers: int, servers: int
+    env: Mapping[str, str], role: str, place: launchers.WorkerPlacement | None, workers: int, servers: int
 ) -> int:
     if role == "scheduler":
         return 0

@@ -43,7 +43,7 @@ class KeyDescription(Protocol):
         """Element type of the value."""
 
 
-class KeyEntry:
+class StoredKey:
     """The stored data of a key: a dense array, or a row table."""
 
     __slots__ = ("_spare", "dtype", "key", "number", "shape", "slice", "table", "value")
@@ -79,19 +79,19 @@ class KeyEntry:
     @contextmanager
     def scratch(self, name: str) -> Iterator[Array]:
         """Provide memory of the key's shape and type for a context; a nested call gets other memory."""
-        memory = self.take_scratch(name)
+        memory = self.scratch_memory(name)
         try:
             yield memory
         finally:
             self.return_scratch(name, memory)
 
-    def take_scratch(self, name: str) -> Array:
+    def scratch_memory(self, name: str) -> Array:
         """Return memory of the key's shape and type, if possible that of the last `return_scratch`."""
         memory = self._spare.pop(name, None)
         return pages.empty(self.shape, self.dtype) if memory is None else memory
 
     def return_scratch(self, name: str, memory: Array) -> None:
-        """Keep memory for the next `take_scratch` of this name."""
+        """Keep memory for the next `scratch_memory` of this name."""
         self._spare[name] = memory
 
 
@@ -219,17 +219,17 @@ def copy_into(home: Array, array: Any, key: Key) -> None:
     np.copyto(home, source, casting="same_kind")
 
 
-def dense_of(entry: KeyEntry) -> Array:
+def dense_of(entry: StoredKey) -> Array:
     """Return the value as a dense array: live memory, or a copy if a table lacks rows."""
     return entry.value if entry.table is None else entry.table.dense()
 
 
-def out_conversion(entry: KeyEntry, out: Array) -> Deliver:
+def out_conversion(entry: StoredKey, out: Array) -> Deliver:
     """Return a function that converts the stored value to the type of `out` when it is called."""
     return partial(copy_out, entry, out)
 
 
-def copy_out(entry: KeyEntry, out: Array) -> None:
+def copy_out(entry: StoredKey, out: Array) -> None:
     """Copy the stored value to an array of the key's shape, of any type."""
     if entry.table is not None:
         entry.table.copy_dense(out)

@@ -37,7 +37,7 @@ class OutDeliveries(dict[Key, list[Deliver]]):
         self._converted.append(out)
         self.add(key, deliver)
 
-    def keep_apart(self, wanted: Iterable[tuple[KeyDescription, list[Array], list[Array]]]) -> None:
+    def defer_overlaps(self, wanted: Iterable[tuple[KeyDescription, list[Array], list[Array]]]) -> None:
         """If an out overlaps another array of the call, write outs at its end, in their order.
 
         `wanted`: for each key the pushed arrays and the arrays to fill. Such a key fills one buffer instead.

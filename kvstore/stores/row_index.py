@@ -57,10 +57,10 @@ class RowIndex:
         return self._old
 
     def mark(self) -> tuple[IdPositions, IdPositions]:
-        """Return the state for `go_back`."""
+        """Return the state for `restore_mark`."""
         return self._old, self._new
 
-    def go_back(self, mark: tuple[IdPositions, IdPositions]) -> None:
+    def restore_mark(self, mark: tuple[IdPositions, IdPositions]) -> None:
         """Restore the state of a mark."""
         (self._old, self._new), self._last = mark, NONE
 

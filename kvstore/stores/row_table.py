@@ -88,7 +88,7 @@ class RowTable:
         """Replace the rows by `value`; states of rows stay."""
         self.hide_rows()
         if self.state_tree() is None:
-            self._take_over(value.indices.copy(), pages.copy(value.data))
+            self._set_rows(value.indices.copy(), pages.copy(value.data))
             return
         self.blank[...] = 0
         self.held[...] = 0
@@ -190,7 +190,7 @@ class RowTable:
         if self.index is not None and self.blank.view(np.uint8).any():
             rows[positions < 0] = self.blank[0]
 
-    def _take_over(self, ids: Ids, rows: Array) -> None:
+    def _set_rows(self, ids: Ids, rows: Array) -> None:
         self._block, self.count = rows, len(ids)
         full = len(ids) == self.shape[0]
         self.index = None if full else RowIndex(ids, np.arange(len(ids), dtype=np.int64))
@@ -247,7 +247,7 @@ class RowTable:
         except BaseException:
             self.index, self.count = index, count
             if index is not None and mark is not None:
-                index.go_back(mark)
+                index.restore_mark(mark)
             if tree is not None and self.updater is updater:
                 self._set_tree(tree)
             elif self.updater is not None:  # made by the update that failed
@@ -324,7 +324,7 @@ class RowTable:
         if len(room) < len(ids) or any(np.may_share_memory(room, source.data) for source in sources):
             room = pages.empty((len(ids), *self.shape[1:]), self.dtype)
         cpu.reduce_rows(datas, maps, room[: len(ids)])
-        self._take_over(ids if len(ids) == self.shape[0] else ids.copy(), room)
+        self._set_rows(ids if len(ids) == self.shape[0] else ids.copy(), room)
         self.updater = self._blank_of = self.blank_tree = None
 
     def update(self, parts: Merged, context: UpdaterContext, before: Array | None = None) -> Plan:

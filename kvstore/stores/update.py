@@ -16,7 +16,7 @@ from ..kernels import cpu
 from ..observe.counters import SUMMING, UPDATING
 from ..optimizer import Optimizer, Updater
 from ..optimizer.updater import Counts
-from .entry import Array, KeyDescription, KeyEntry
+from .entry import Array, KeyDescription, StoredKey
 from .row_table import is_lazy
 from .rows import merge_rows, sum_rows
 from .store_table import StoreTable
@@ -24,7 +24,7 @@ from .store_table import StoreTable
 #: The sources of a sum: arrays, one array without a list, or coded arrays.
 Sources = list[Array] | Array | Pushed
 #: A dense key of one call: its entry, the sources, the arrays to fill with the result.
-Work = tuple[KeyEntry, Sources, list[Array] | Array | None]
+Work = tuple[StoredKey, Sources, list[Array] | Array | None]
 Batch = Iterable[Work]
 UserUpdater = Callable[[Key, Any, Array], None]
 
@@ -37,18 +37,18 @@ class WeightUpdate:
     #: Whether `dense` accepts an iterator over arrays without lists.
     takes_columns = False
 
-    def check(self, entry: KeyEntry) -> None:
+    def check(self, entry: StoredKey) -> None:
         """Raise an error if the key's weight cannot be updated this way; called before any change."""
 
     def dense(self, batch: Batch) -> None:
         """Apply the sums of dense values, and write the outs."""
         raise NotImplementedError
 
-    def small(self, entry: KeyEntry, value: Any, out: Any) -> bool:
+    def small(self, entry: StoredKey, value: Any, out: Any) -> bool:
         """Apply the sum of one small key with plain arrays; False: nothing has happened."""
         return False
 
-    def rows(self, entry: KeyEntry, sources: list[RowSparseArray]) -> None:
+    def rows(self, entry: StoredKey, sources: list[RowSparseArray]) -> None:
         """Apply the sum of row-sparse values."""
         raise NotImplementedError
 
@@ -120,11 +120,11 @@ class AssignUpdate(WeightUpdate):
         cpu.reduce([(kernel_sources(srcs), entry.weight(), outs) for entry, srcs, outs in batch])
         keep_residuals(batch)
 
-    def small(self, entry: KeyEntry, value: Any, out: Any) -> bool:
+    def small(self, entry: StoredKey, value: Any, out: Any) -> bool:
         """Replace the value by one call of the kernels."""
         return cpu.reduce_small(value, entry.value, out)
 
-    def rows(self, entry: KeyEntry, sources: list[RowSparseArray]) -> None:
+    def rows(self, entry: StoredKey, sources: list[RowSparseArray]) -> None:
         """Store the union of the rows; a dense key gets zeros elsewhere."""
         if entry.table is not None:
             entry.table.replace(sources, merge_rows(sources))
@@ -142,7 +142,7 @@ class FusedUpdate(WeightUpdate):
     def __init__(self, updater: Updater) -> None:
         self._updater = updater
 
-    def check(self, entry: KeyEntry) -> None:
+    def check(self, entry: StoredKey) -> None:
         """Refuse integers, which have no gradient."""
         check_floating(entry, self._updater.optimizer)
 
@@ -163,7 +163,7 @@ class FusedUpdate(WeightUpdate):
         except BaseException as error:
             give_up(self._updater, counts, error)
 
-    def rows(self, entry: KeyEntry, sources: list[RowSparseArray]) -> None:
+    def rows(self, entry: StoredKey, sources: list[RowSparseArray]) -> None:
         """Update the pushed rows, or all rows if decay and momentum change absent ones too."""
         if entry.table is None and self._updater.optimizer.sparse_mode(False) == "dense":
             self.dense([(entry, [sum_rows(sources).todense()], [])])
@@ -193,7 +193,7 @@ class CallbackUpdate(WeightUpdate):
     def __init__(self, updater: UserUpdater) -> None:
         self._updater = updater
 
-    def check(self, entry: KeyEntry) -> None:
+    def check(self, entry: StoredKey) -> None:
         """Let the callable decide, unless it is an optimizer."""
         if isinstance(self._updater, Updater):
             check_floating(entry, self._updater.optimizer)
@@ -207,11 +207,11 @@ class CallbackUpdate(WeightUpdate):
                 self._call_updater(entry, total)
         emit_outs(batch)
 
-    def rows(self, entry: KeyEntry, sources: list[RowSparseArray]) -> None:
+    def rows(self, entry: StoredKey, sources: list[RowSparseArray]) -> None:
         """Pass the row-sparse sum to the callable."""
         self._call_updater(entry, sum_rows(sources))
 
-    def _call_updater(self, entry: KeyEntry, gradient: Array | RowSparseArray) -> None:
+    def _call_updater(self, entry: StoredKey, gradient: Array | RowSparseArray) -> None:
         if entry.table is not None and isinstance(self._updater, Updater):
             context = entry.table.updater_for(self._updater)
             with _updater_errors(entry.key):

@@ -62,7 +62,7 @@ class GradientBuckets:
             elif not ready.ready and takes_part(ready):
                 return
 
-    def add_rest(
+    def add_remaining(
         self, slots: list[GradientSlot], takes_part: Callable[[GradientSlot], bool], waits: bool = False
     ) -> None:
         """Add and push all gradients that are not pushed yet, and zeros for absent gradients.

@@ -414,7 +414,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._progress.has_local_passes = False
         if not self._is_sent_in_step:
             self._reveal_gradients()
-            self._buckets.add_rest(self._slots, self._takes_part)
+            self._buckets.add_remaining(self._slots, self._takes_part)
         self._hide_pushed()
 
     def _hide_pushed(self) -> None:
@@ -468,7 +468,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             for slot in taking_part:
                 self._check_total(slot)
         self._start_comparison()
-        self._buckets.add_rest(self._slots, self._takes_part, waits=True)
+        self._buckets.add_remaining(self._slots, self._takes_part, waits=True)
         # Before `finish` of the exchange, which would not end if other parameters take part on another
         # worker.
         self._finish_comparison()

@@ -130,10 +130,10 @@ class StoreExchange:
         self._store.load_optimizer_states(fname)
         if self._has_copy:
             content = states.read_states(fname)
-            self.follow_counts(optimizer, (content.counts, content.num_update))
+            self.set_counts(optimizer, (content.counts, content.num_update))
         return self.current_optimizer(optimizer)
 
-    def follow_counts(self, optimizer: Optimizer, counts: Counts) -> None:
+    def set_counts(self, optimizer: Optimizer, counts: Counts) -> None:
         """Set the counts of the optimizer to those of a file, unless the store has done so."""
         if self._has_copy:
             Updater(optimizer).restore_counts(counts)

@@ -409,7 +409,7 @@ class Trainer:
         if found is None:
             return None
         if updates:
-            self._exchange.follow_counts(self._optimizer, checkpoints.counts_of(found))
+            self._exchange.set_counts(self._optimizer, checkpoints.counts_of(found))
             self._optimizer = self._exchange.current_optimizer(self._optimizer)
             self._exchange.pull({key: param.list_data() for key, param in enumerate(self._params)})
         else:

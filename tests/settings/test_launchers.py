@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore as kv
-from kvstore.settings.launchers import JobPlacement, detect_placement, other_launchers
+from kvstore.settings.launchers import WorkerPlacement, detect_placement, other_launchers
 
 OWN = {
     "KVSTORE_JOB": "5a0e",
@@ -121,7 +121,7 @@ ALL = {
 }
 
 
-def numbers(found: JobPlacement) -> tuple[int, int, int, int]:
+def numbers(found: WorkerPlacement) -> tuple[int, int, int, int]:
     return found.rank, found.size, found.local_rank, found.local_size
 
 

@@ -132,12 +132,12 @@ class LazyDriver:
         self._run_all()
         self._end(address, device)
 
-    def lend(self, device: int, nbytes: int, stream: int) -> int:
+    def allocate_on_stream(self, device: int, nbytes: int, stream: int) -> int:
         block = self._new(device, nbytes)
         self._put(device, stream, block.poison)
         return block.address
 
-    def take_back(self, device: int, address: int, stream: int) -> None:
+    def free_on_stream(self, device: int, address: int, stream: int) -> None:
         self._put(device, stream, lambda: self._end(address, device))
 
     def pin(self, nbytes: int) -> int:

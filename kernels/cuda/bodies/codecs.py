@@ -162,7 +162,7 @@ def _summed_pairs(k: int, decoded: Callable[..., Any], add: Callable[..., Any]) 
 def reduce(spec: KernelSpec, codec: CodecOperations) -> Body:
     """Make the body: k gradients and residuals -> sum of their decoded values, and new residuals."""
     lanes = codec.lanes
-    sum_group, sum_one = _settled_sum(spec, codec, grouped=True), _settled_sum(spec, codec, grouped=False)
+    sum_group, sum_one = _sent_sum(spec, codec, grouped=True), _sent_sum(spec, codec, grouped=False)
     emit, emit_one = make_emitter(lanes.size, lanes.store), make_emitter(lanes.size, lanes.store_one)
 
     @dual
@@ -176,7 +176,7 @@ def reduce(spec: KernelSpec, codec: CodecOperations) -> Body:
     return make_body(spec.chunk, lanes.width, process_group, process_remaining)
 
 
-def _settled_sum(spec: KernelSpec, codec: CodecOperations, grouped: bool) -> Callable[..., Group]:
+def _sent_sum(spec: KernelSpec, codec: CodecOperations, grouped: bool) -> Callable[..., Group]:
     """Make the function that quantises each source, updates its residual, and sums the decoded values."""
     lanes, count, size = codec.lanes, make_counter(spec.k), codec.lanes.size
     load, store = (lanes.load, lanes.store) if grouped else (lanes.load_one, lanes.store_one)

@@ -31,7 +31,7 @@ class ElementLanes(NamedTuple):
         One element, at an address that is a multiple of its size.
     add, add_one : callable
         Sums of two groups, and of two elements.
-    settle_one : callable
+    round_one : callable
         Rounds an element as a store and a load would.
     pack, unpack : callable
         Between a group and the words that are stored: for 16-bit floats, where these take half the registers.
@@ -167,10 +167,10 @@ def _half_lanes(low: Any, high: Any, pack: Any) -> ElementLanes:
         i.store_u16(address, pack(x, i.zero_like(x)))
 
     @dual
-    def settle_one(x: Value) -> Value:
+    def round_one(x: Value) -> Value:
         return low(pack(x, i.zero_like(x)))
 
-    return ElementLanes(2, 8, load, store, load_one, store_one, _add8, _add_one, settle_one, narrow, wide)
+    return ElementLanes(2, 8, load, store, load_one, store_one, _add8, _add_one, round_one, narrow, wide)
 
 
 _SAME = (_as_is, _as_is, _as_is)

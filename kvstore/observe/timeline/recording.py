@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from ...errors import ConfigError, KVStoreError
 from ...settings.environment import text_of
-from ...settings.launchers import JobPlacement, detect_placement
+from ...settings.launchers import WorkerPlacement, detect_placement
 from ..native._observe import packed_events, record_events, recorded, take_times
 from ..signals import call_on_signal
 from . import labels, threads
@@ -224,7 +224,7 @@ def _count(name: str) -> int:
     return int(text) if text.isdecimal() and len(text) < 7 else 0
 
 
-def _place() -> JobPlacement | None:
+def _place() -> WorkerPlacement | None:
     try:
         return detect_placement()
     except ConfigError:  # the code that needs the job reports it

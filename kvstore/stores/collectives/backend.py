@@ -27,7 +27,7 @@ from ...observe.events import NO_SLICE
 from ...optimizer import Optimizer
 from ...settings.launchers import detect_placement
 from ...settings.options import StoreConfig
-from ..entry import Array, KeyEntry
+from ..entry import Array, StoredKey
 from ..local.backend import LocalBackend
 from .engine import Collective, Finish, Item
 
@@ -107,7 +107,7 @@ class AllReduceBackend(LocalBackend):
         self._counters.end(self._beginning, begin)
         return partial(self._finish_push, finish, sums)
 
-    def _finish_push(self, finish: Finish, sums: list[tuple[KeyEntry, Array]]) -> None:
+    def _finish_push(self, finish: Finish, sums: list[tuple[StoredKey, Array]]) -> None:
         """Store the sums.
 
         Those of a failed operation are dropped, because the engine may still write to them.
@@ -168,10 +168,10 @@ class AllReduceBackend(LocalBackend):
         LocalBackend.init(guest, first)
         return guest
 
-    def _compare_new_keys(self, entries: list[KeyEntry]) -> None:
+    def _compare_new_keys(self, entries: list[StoredKey]) -> None:
         """Compare the keys of all workers before a sum, if no `init` has compared them."""
 
-    def _engine_name(self, entry: KeyEntry) -> str:
+    def _engine_name(self, entry: StoredKey) -> str:
         """Return an entry's name for the engine.
 
         The name of a key that is summed without init contains its shape and type, which must be the same in
@@ -251,19 +251,19 @@ class AllReduceBackend(LocalBackend):
         narrow = dtype.itemsize == 1 and dtype.kind in "iu" and dtype.name not in self.engine.dtypes
         return np.dtype(np.int32) if narrow else dtype
 
-    def _sum_local(self, groups: list[Group]) -> list[tuple[KeyEntry, Array]]:
+    def _sum_local(self, groups: list[Group]) -> list[tuple[StoredKey, Array]]:
         """Sum the values of this worker into memory of the store, in the type of the engine's sum."""
         dense, sparse = self._check_sources(groups)
         if sparse:
             raise self._capability_error(f"row-sparse arrays (key {sparse[0][0].key!r})")
-        totals = [(entry, entry.take_scratch(_SUM)) for entry, _ in dense]
+        totals = [(entry, entry.scratch_memory(_SUM)) for entry, _ in dense]
         begin = self._counters.begin() if dense else 0
         cpu.reduce([(srcs, total, []) for (_, srcs), (_, total) in zip(dense, totals, strict=True)])
         widened = [(entry, self._widen_total(entry, total)) for entry, total in totals]
         self._counters.end(SUMMING if any(len(srcs) > 1 for _, srcs in dense) else MOVING, begin)
         return widened
 
-    def _widen_total(self, entry: KeyEntry, total: Array) -> Array:
+    def _widen_total(self, entry: StoredKey, total: Array) -> Array:
         wide = self._sum_dtype(total.dtype)
         if wide == total.dtype:
             return total

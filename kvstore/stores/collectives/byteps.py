@@ -25,7 +25,7 @@ from ...arrays import pages
 from ...arrays.grouping import Group
 from ...errors import ConfigError, KVStoreError, MissingBackendError
 from ...settings.options import StoreConfig
-from ..entry import KeyEntry
+from ..entry import StoredKey
 from .backend import AllReduceBackend, check_launched, operation_name
 from .engine import Finish, Item, ascii_name
 from .polling import PolledEngine, PolledOperation
@@ -56,7 +56,7 @@ class BytePSBackend(AllReduceBackend):
         self.engine.check_thread()
         super().init(groups)
 
-    def _compare_new_keys(self, entries: list[KeyEntry]) -> None:
+    def _compare_new_keys(self, entries: list[StoredKey]) -> None:
         """Declare keys that are summed for the first time without init.
 
         All workers do so in the same order.

@@ -20,7 +20,7 @@ from ...devices.memory import host_copy
 from ...devices.streams import DeviceStream, StreamCursor, order_streams
 from ...errors import CapabilityError
 from ...kernels import cuda
-from ..entry import Deliver, KeyDescription, KeyEntry, check_dtype, check_shape, dense_out
+from ..entry import Deliver, KeyDescription, StoredKey, check_dtype, check_shape, dense_out
 from .keys import Array, DeviceKey
 from .launches import CallLaunches
 
@@ -58,7 +58,7 @@ class KeyItem(NamedTuple):
     outs: list[DeviceView | HostOut]
 
 
-def seen_value(entry: DeviceKey | KeyEntry, value: Any, streams: CallerStreams) -> DeviceView | Array:
+def view_value(entry: DeviceKey | StoredKey, value: Any, streams: CallerStreams) -> DeviceView | Array:
     """Check a value that is pushed to a key on a GPU, or to a key that will move there."""
     what = f"value of key {entry.key!r}"
     if isinstance(value, RowSparseArray):
@@ -80,7 +80,7 @@ def seen_value(entry: DeviceKey | KeyEntry, value: Any, streams: CallerStreams) 
     return found
 
 
-def seen_out(entry: DeviceKey, out: Any, streams: CallerStreams) -> DeviceView | HostOut:
+def view_out(entry: DeviceKey, out: Any, streams: CallerStreams) -> DeviceView | HostOut:
     """Check an out of a key on a GPU."""
     what = f"out of key {entry.key!r}"
     device = arrays.device_of(out)
@@ -129,7 +129,7 @@ class GpuCallArrays:
 
     def _brought_up(self, array: Array) -> int:
         self.plain = False
-        address = self._lend_memory(array.nbytes)
+        address = self._temporary_memory(array.nbytes)
         if array.nbytes:
             self.place.driver.copy(
                 address, array.ctypes.data, array.nbytes, self.stream.handle, self.place.device
@@ -138,15 +138,15 @@ class GpuCallArrays:
 
     def _fetch_address(self, value: DeviceView) -> int:
         self.plain = False
-        here, device = self._lend_memory(value.nbytes), self.place.device
+        here, device = self._temporary_memory(value.nbytes), self.place.device
         if value.nbytes:
             order_streams(self.place.driver, self._streams.stream_of(value.device), self.stream)
             pair = (device, here), (value.device, value.address)
             self.place.driver.copy_between(*pair, value.nbytes, self.stream.handle, device)
         return here
 
-    def _lend_memory(self, nbytes: int) -> int:
-        address = self.place.lend_memory(nbytes, self.stream)
+    def _temporary_memory(self, nbytes: int) -> int:
+        address = self.place.allocate_temporary(nbytes, self.stream)
         self._scratch.append(address)
         return address
 
@@ -182,7 +182,7 @@ class GpuCallArrays:
         if not out.contiguous:
             self.plain = False
             name = f"out of key {entry.key!r}"
-            out, bring = arrays.room_for(out, name, self._streams.stream_of(out.device))
+            out, bring = arrays.contiguous_out(out, name, self._streams.stream_of(out.device))
             self._held.append(out)
             inner = self.out_address(entry, out)
             self._later.append(bring)
@@ -217,7 +217,7 @@ class GpuCallArrays:
             self._send_out(self._brought_up(array), out)
             return
         here = self.place.driver.reaches(self.place.device, out.device)
-        target = out.address if here else self._lend_memory(out.nbytes)
+        target = out.address if here else self._temporary_memory(out.nbytes)
         launches = CallLaunches(self.place, [entry])
         spec = cuda.choose_spec("cast", entry.dtype.name, target=out.dtype.name)
         launches.add(spec, [cuda.KernelRow(entry.numel, srcs=(entry.memory.address,), dst=target)])
@@ -237,7 +237,7 @@ class GpuCallArrays:
 
     def staged_source(self, entry: DeviceKey, address: int) -> int:
         """Copy a source that overlaps an out, so that it is read before the out is written."""
-        copy = self._lend_memory(entry.nbytes)
+        copy = self._temporary_memory(entry.nbytes)
         self.place.driver.copy(copy, address, entry.nbytes, self.stream.handle, self.place.device)
         return copy
 
@@ -252,7 +252,7 @@ class GpuCallArrays:
         for deliver in self._later:
             deliver()
         for address in self._scratch:
-            self.place.return_memory(address, self.stream)
+            self.place.free_temporary(address, self.stream)
         self._scratch.clear()
         tail.note_work()
         for other in self._others.values():
@@ -263,7 +263,7 @@ class GpuCallArrays:
     def abandon(self) -> None:
         """Free the scratch memory after an error."""
         for address in self._scratch:
-            self.place.return_memory(address, self.stream)
+            self.place.free_temporary(address, self.stream)
         self._scratch.clear()
 
 
@@ -303,7 +303,7 @@ def new_key(place: GpuContext, key: Key, number: int, value: DeviceView, streams
     return entry
 
 
-def adopted_key(place: GpuContext, key: Key, number: int, value: Array, stream: DeviceStream) -> DeviceKey:
+def moved_key(place: GpuContext, key: Key, number: int, value: Array, stream: DeviceStream) -> DeviceKey:
     """Make a key from a key of the host."""
     entry = DeviceKey(place, key, number, value.shape, value.dtype, place.stream_cursor(stream))
     if value.nbytes:
@@ -315,7 +315,7 @@ def adopted_key(place: GpuContext, key: Key, number: int, value: Array, stream: 
 
 def copy_to(target: DeviceView, entry: DeviceKey, array: Any, streams: CallerStreams) -> None:
     """Copy an array of the key's shape and type, from anywhere, to one on the key's GPU."""
-    seen = seen_value(entry, array, streams)
+    seen = view_value(entry, array, streams)
     stream = streams.stream_of(entry.device)
     call = GpuCallArrays(entry.place, stream, streams)
     source = call.source_address(entry, seen)
@@ -330,7 +330,7 @@ def send_value(value: Array, out: DeviceView, place: GpuContext, streams: Caller
     """Copy a value of the host to an array on a GPU."""
     stream = streams.stream_of(out.device)
     call = GpuCallArrays(place, stream, streams)
-    target, bring = (out, None) if out.contiguous else arrays.room_for(out, "out", stream)
+    target, bring = (out, None) if out.contiguous else arrays.contiguous_out(out, "out", stream)
     call.order_with(target)
     call.order_before([])
     array = np.ascontiguousarray(value)
@@ -355,7 +355,7 @@ class OutTarget(NamedTuple):
     bring: Deliver | None
 
 
-def seen_there(
+def view_contiguous(
     driver: CudaDriver, value: Any, what: str, streams: CallerStreams
 ) -> tuple[DeviceView, DeviceStream]:
     """View a value on a GPU as contiguous memory that a stream may read."""
@@ -367,7 +367,7 @@ def seen_there(
 
 def fetch_value(driver: CudaDriver, value: Any, what: str) -> Array:
     """Copy one array to the host, and wait until it is there."""
-    seen, stream = seen_there(driver, value, what, CallerStreams([value]))
+    seen, stream = view_contiguous(driver, value, what, CallerStreams([value]))
     array = np.empty(seen.shape, seen.dtype)
     host_copy(driver, seen.address, array, stream.handle, seen.device)
     return array
@@ -397,7 +397,7 @@ def target_in(key: KeyDescription, seen: DeviceView, stream: DeviceStream) -> Ou
     """Return the target of a checked out."""
     if seen.contiguous:
         return OutTarget(seen, stream, None)
-    room, bring = arrays.room_for(seen, f"out of key {key.key!r}", stream)
+    room, bring = arrays.contiguous_out(seen, f"out of key {key.key!r}", stream)
     return OutTarget(room, stream, bring)
 
 

@@ -19,7 +19,7 @@ from ...devices.arrays import DeviceView
 from ...errors import CapabilityError, KVStoreError
 from ...optimizer import Updater
 from ...settings.options import StoreConfig
-from ..entry import Array, KeyEntry
+from ..entry import Array, StoredKey
 from ..local.bound import BoundCall, GeneralCall
 from ..update import UserUpdater
 from .arguments import CallerStreams, KeyItem
@@ -56,7 +56,7 @@ class DeviceBackend(HostAndGpuBackend):
         for key, values in (new[i] for i in on_gpu):
             self._check_new(key, values)
         host = {
-            key: KeyEntry(key, first + i, self._first_value(key, values))
+            key: StoredKey(key, first + i, self._first_value(key, values))
             for i, (key, values) in enumerate(new)
             if i not in on_gpu
         }
@@ -67,7 +67,7 @@ class DeviceBackend(HostAndGpuBackend):
         self._order.update(dict.fromkeys(key for key, _ in new))
 
     def _init_on_gpus(self, new: list[tuple[int, Key, list[Any]]]) -> None:
-        gpus = self._use_gpus()
+        gpus = self._gpu_executor()
         streams = CallerStreams(values[0] for _, _, values in new)
         seen = [(key, number, gpus.checked_value(key, values[0], streams)) for number, key, values in new]
         try:
@@ -114,7 +114,7 @@ class DeviceBackend(HostAndGpuBackend):
         if self._on_host(groups):
             super().pull(groups, ignore_sparse)
             return
-        gpus = self._use_gpus()
+        gpus = self._gpu_executor()
         streams = CallerStreams(out for _, outs in groups for out in outs)
         host, sent = self._from_host(groups, streams)
         mine = [(key, outs) for key, outs in groups if key in self._on_gpu]
@@ -144,7 +144,7 @@ class DeviceBackend(HostAndGpuBackend):
         targets: dict[Key, list[Any]] = dict(groups if outs is None else outs)
         if self._on_host(groups, targets.items()):
             return super().bind(groups, outs)
-        gpus = self._use_gpus()
+        gpus = self._gpu_executor()
         goes = [self._goes_to_gpu(key, values) for key, values in groups]
         if not all(goes) or set(targets) != {key for key, _ in groups}:
             return GeneralCall(self, groups, outs)
@@ -205,7 +205,7 @@ class DeviceBackend(HostAndGpuBackend):
         pushed = {key for key, _ in mine}
         only: list[Group] = [(key, []) for key in outs if key in self._on_gpu and key not in pushed]
         dense = {key: self._dense_outs(key, own, True) for key, own in outs.items()}
-        items: list[KeyItem] = self._use_gpus().items(
+        items: list[KeyItem] = self._gpu_executor().items(
             [*mine, *only], dense, streams, lambda key: self._on_gpu.get(key) or self._key_entry(key)
         )
         return items
@@ -245,7 +245,7 @@ class DeviceBackend(HostAndGpuBackend):
     def _move_to_gpu(self, item: KeyItem, streams: CallerStreams) -> KeyItem:
         """Move a key of the host to the GPU of its first value."""
         entry: Any = item.entry
-        if not isinstance(entry, KeyEntry):
+        if not isinstance(entry, StoredKey):
             return item
         (first,) = (value for value in item.values[:1] if isinstance(value, DeviceView))
         gpus = self._gpus
@@ -256,7 +256,7 @@ class DeviceBackend(HostAndGpuBackend):
         self._lists.clear()
         return item._replace(entry=adopted)
 
-    def _use_gpus(self) -> Any:
+    def _gpu_executor(self) -> Any:
         """Return the executor for GPUs; the first call imports CUDA."""
         if self._gpus is None:
             from .bound import push_tensors
@@ -283,7 +283,7 @@ class DeviceBackend(HostAndGpuBackend):
         if self._gpus is not None:
             for entry in self._on_gpu.values():
                 entry.state = entry.owner = None
-            self._gpus.use_update(self._apply_on_gpus())
+            self._gpus.set_update(self._apply_on_gpus())
 
     def set_compression(self, codec: Codec) -> None:
         """Compress each value of a push, with a residual for each position in the list."""
@@ -295,7 +295,7 @@ class DeviceBackend(HostAndGpuBackend):
             for entry in self._on_gpu.values():
                 entry.residuals.clear()
         if self._gpus is not None:
-            self._gpus.use_update(self._apply_on_gpus())
+            self._gpus.set_update(self._apply_on_gpus())
 
     def _states_elsewhere(self, updater: Updater) -> dict[Key, Any]:
         from .states import to_host

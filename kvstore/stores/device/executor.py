@@ -20,11 +20,11 @@ from .arguments import (
     CallerStreams,
     GpuCallArrays,
     KeyItem,
-    adopted_key,
+    moved_key,
     new_key,
     order_behind,
-    seen_out,
-    seen_value,
+    view_out,
+    view_value,
 )
 from .bound import GpuCall
 from .keys import Array, DeviceKey
@@ -65,7 +65,7 @@ class GpuExecutor:
             place = self._places[device] = GpuContext(self.driver, device)
         return place
 
-    def use_update(self, apply: GpuUpdate) -> None:
+    def set_update(self, apply: GpuUpdate) -> None:
         """Use another update from now on."""
         self.apply = apply
         self.forget_launches()
@@ -92,7 +92,7 @@ class GpuExecutor:
 
     def add_moved(self, key: Key, number: int, value: Array, device: int, stream: DeviceStream) -> DeviceKey:
         """Move a key from the host to a GPU."""
-        entry = self.entries[key] = adopted_key(self.gpu_context(device), key, number, value, stream)
+        entry = self.entries[key] = moved_key(self.gpu_context(device), key, number, value, stream)
         return entry
 
     def assign(self, entry: DeviceKey, value: Array) -> None:
@@ -102,7 +102,7 @@ class GpuExecutor:
         entry.upload_array(entry.memory, value, stream)
         updater = entry.owner
         if updater is not None and entry.dtype.itemsize == 2:
-            states.follow_weight(updater, entry, value, stream)
+            states.update_master(updater, entry, value, stream)
         entry.tail.note_work()
 
     # ------------------------------------------------------------------------------------------- verbs
@@ -123,8 +123,8 @@ class GpuExecutor:
             items.append(
                 KeyItem(
                     entry,
-                    [seen_value(entry, value, streams) for value in values],
-                    [seen_out(entry, out, streams) for out in outs.get(key, ())],
+                    [view_value(entry, value, streams) for value in values],
+                    [view_out(entry, out, streams) for out in outs.get(key, ())],
                 )
             )
         return sorted(items, key=lambda item: item.entry.number)

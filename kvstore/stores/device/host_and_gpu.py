@@ -9,9 +9,9 @@ from ...arrays.sparse import RowSparseArray
 from ...devices import arrays
 from ...devices.arrays import DeviceArray, DeviceView
 from ...errors import CapabilityError, DuplicateKeyError
-from ..entry import Array, KeyEntry, dense_of, initialised_already
+from ..entry import Array, StoredKey, dense_of, initialised_already
 from ..local.backend import LocalBackend
-from .arguments import CallerStreams, copy_to, seen_out, send_value
+from .arguments import CallerStreams, copy_to, send_value, view_out
 from .keys import DeviceKey
 
 #: Arrays on GPUs that receive values of the host's keys.
@@ -123,7 +123,7 @@ class HostAndGpuBackend(LocalBackend):
             far = [out for out in outs if arrays.device_of(out) is not None]
             host.append((key, [out for out in outs if arrays.device_of(out) is None]))
             if far:
-                sent.append((key, [seen_out(entry, out, streams) for out in far]))  # type: ignore[misc]
+                sent.append((key, [view_out(entry, out, streams) for out in far]))  # type: ignore[misc]
         self._check_outs(host)
         return [(key, outs) for key, outs in host if outs], sent
 
@@ -146,7 +146,7 @@ class HostAndGpuBackend(LocalBackend):
         if isinstance(some, str) != isinstance(key, str):
             raise key_kind_error(key, type(some))
 
-    def _key_entry(self, key: Key) -> KeyEntry:
+    def _key_entry(self, key: Key) -> StoredKey:
         if key in self._on_gpu:
             raise CapabilityError(
                 f"key {key!r} is on cuda:{self._gpu_copy(key).device}, which cannot do that"

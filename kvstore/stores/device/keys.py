@@ -29,7 +29,7 @@ class DeviceKey:
     Attributes
     ----------
     key, number, slice, shape, dtype
-        As those of `kvstore.stores.entry.KeyEntry`.
+        As those of `kvstore.stores.entry.StoredKey`.
     numel : int
         Number of elements.
     memory : Memory

@@ -60,7 +60,7 @@ def to_host(entry: DeviceKey) -> Any:
     return map_state(entry.state, lambda leaf: entry.download_array(leaf.memory, leaf.dtype))
 
 
-def follow_weight(updater: Updater, entry: DeviceKey, weight: Array, stream: DeviceStream) -> None:
+def update_master(updater: Updater, entry: DeviceKey, weight: Array, stream: DeviceStream) -> None:
     """Update the float32 copy of a 16-bit weight after a change outside of pushes.
 
     Elements of the copy that round to the weight stay, as in `Updater.follow`.

@@ -263,7 +263,7 @@ class HierarchyBackend(Backend):
     def assign(self, groups: list[Group]) -> None:
         """Overwrite known keys, and initialise others."""
         self._check_writing()
-        self._region.settle_all()
+        self._region.complete_all_pushed()
         self._fresh.clear()
         self._flat.assign(groups)
 
@@ -395,7 +395,7 @@ class HierarchyBackend(Backend):
         wanted: list[tuple[DistKey, list[Array], list[Array]]] = [
             (key, [], self._flat.pulls.targets(key, outs, later)) for key, outs in directory.in_order(near)
         ]
-        later.keep_apart(wanted)
+        later.defer_overlaps(wanted)
         cut = [
             one for key, _, outs in wanted for one in self._cut_arrays(key, self._slice_handles(key), outs)
         ]
@@ -423,7 +423,7 @@ class HierarchyBackend(Backend):
             if self._lost and not self._client.joined:
                 self._client.hear_of_loss()
         elif keys is None:
-            self._noting_loss(self._region.settle_all)
+            self._noting_loss(self._region.complete_all_pushed)
         else:
             handles = [handle for key in keys if key in self._slots for handle in self._slots[key][1]]
             self._noting_loss(partial(self._region.complete_rounds, handles))
@@ -442,7 +442,7 @@ class HierarchyBackend(Backend):
         wanted = [
             (key, values, self._flat.pulls.targets(key, targets[key.key], later)) for key, values in dense
         ]
-        later.keep_apart(wanted)
+        later.defer_overlaps(wanted)
         pushed, filled = [], []
         for key, values, into in wanted:
             handles = self._slice_handles(key)

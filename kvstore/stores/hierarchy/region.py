@@ -151,7 +151,7 @@ class HostRegion(SharedBackend):
         self._place, self._ranks, self._check, self._others = place, ranks, check, others
         self._listening = listening
         super().__init__(config)
-        self._updater.set_updater(self.hand_over)
+        self._updater.set_updater(self.mark_callable)
         self.job, self.waits = self._job, self._waiter
         #: The rows that are pushed to keys of this worker.
         self.rows = HostRows()
@@ -178,7 +178,7 @@ class HostRegion(SharedBackend):
         waiter = self._waiter
         return HostPusher(self._job, self._gpus, rows, waiter, waiter.open_next)
 
-    def hand_over(self, *_: object) -> None:
+    def mark_callable(self, *_: object) -> None:
         """Mark the updater as a callable; `carry_with` sets the carrier."""
 
     def carry_with(self, carry: Carry, give_up: GiveUp) -> None:
@@ -248,9 +248,9 @@ class HostRegion(SharedBackend):
         for handle in handles:
             self._waiter.complete_pushed(handle)
 
-    def settle_all(self) -> None:
+    def complete_all_pushed(self) -> None:
         """Complete all rounds that this worker has pushed into."""
-        self._waiter.settle_all()
+        self._waiter.complete_all_pushed()
 
     def open_next(self) -> None:
         """Open the rounds of dead openers that no worker waits for."""

@@ -22,7 +22,7 @@ from ...settings.options import StoreConfig
 from ..entry import (
     Array,
     Deliver,
-    KeyEntry,
+    StoredKey,
     check_shape,
     dense_out,
     dense_source,
@@ -62,9 +62,9 @@ class LocalBackend(Backend):
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
         self._apply = apply_with(None)
-        self._entries: dict[Key, KeyEntry] = {}
+        self._entries: dict[Key, StoredKey] = {}
         self._quick = self._entries  # empty while times are recorded
-        self._lists: KeyLists[KeyColumns[KeyEntry]] = KeyLists()
+        self._lists: KeyLists[KeyColumns[StoredKey]] = KeyLists()
         self._told: set[Key] = set()
         if config.threads:
             cpu.set_threads(config.threads)
@@ -84,7 +84,7 @@ class LocalBackend(Backend):
         """Copy one value for each new key."""
         new = [(key, self._first_value(key, values)) for key, values in groups if values]
         first = len(self._entries)
-        self._entries.update({key: KeyEntry(key, first + i, value) for i, (key, value) in enumerate(new)})
+        self._entries.update({key: StoredKey(key, first + i, value) for i, (key, value) in enumerate(new)})
         self._lists.clear()
 
     def assign(self, groups: list[Group]) -> None:
@@ -99,7 +99,7 @@ class LocalBackend(Backend):
             if self.updater is not None and entry.dtype.itemsize == 2:
                 self._update_master(self.updater, entry)
 
-    def _update_master(self, updater: Updater, entry: KeyEntry) -> None:
+    def _update_master(self, updater: Updater, entry: StoredKey) -> None:
         """Update the float32 copy of a 16-bit weight after a change outside of pushes."""
         if entry.table is None:
             updater.follow(entry.key, entry.value)
@@ -241,7 +241,7 @@ class LocalBackend(Backend):
         self.push_columns(columns, values[0], None if out is None else outs[0])
         return True
 
-    def may_push(self, columns: KeyColumns[KeyEntry]) -> bool:
+    def may_push(self, columns: KeyColumns[StoredKey]) -> bool:
         """Return whether pushes to these keys need nothing but arrays."""
         apply = self._apply
         return (
@@ -251,7 +251,7 @@ class LocalBackend(Backend):
         )
 
     def push_columns(
-        self, columns: KeyColumns[KeyEntry], values: list[Array], outs: list[Array] | None
+        self, columns: KeyColumns[StoredKey], values: list[Array], outs: list[Array] | None
     ) -> None:
         """Sum, update, write the outs; each key has one value, and one out or none."""
         counters, apply = self._counters, self._apply
@@ -260,7 +260,7 @@ class LocalBackend(Backend):
         received = 0 if outs is None else columns.nbytes
         counters.passed(apply.phase, begin, MEMORY, columns.nbytes, received, len(values))
 
-    def _key_columns(self, names: list[Key]) -> KeyColumns[KeyEntry] | None:
+    def _key_columns(self, names: list[Key]) -> KeyColumns[StoredKey] | None:
         """Return the common part of calls with this list of keys, if all are dense and distinct."""
         entries = [self._entries.get(name) for name in names]
         dense = [entry for entry in entries if entry is not None and entry.table is None]
@@ -275,7 +275,7 @@ class LocalBackend(Backend):
 
     def _plain_work(
         self, pushed: Group, outs: Sequence[Group]
-    ) -> tuple[KeyEntry, list[Array], list[Array]] | None:
+    ) -> tuple[StoredKey, list[Array], list[Array]] | None:
         key, values = pushed
         entry = self._entries.get(key)
         if (
@@ -295,7 +295,7 @@ class LocalBackend(Backend):
         self._apply.check(entry)
         return entry, values, pulled[2]
 
-    def _plain_pull(self, key: Key, outs: list[Any]) -> tuple[KeyEntry, list[Array], list[Array]] | None:
+    def _plain_pull(self, key: Key, outs: list[Any]) -> tuple[StoredKey, list[Array], list[Array]] | None:
         entry = self._entries.get(key)
         if entry is None or entry.table is not None or cpu.first_misfit(outs, entry.value, True) >= 0:
             return None
@@ -303,8 +303,8 @@ class LocalBackend(Backend):
 
     def _push_values(
         self,
-        dense: list[tuple[KeyEntry, list[Array], list[Array]]],
-        sparse: list[tuple[KeyEntry, list[RowSparseArray]]],
+        dense: list[tuple[StoredKey, list[Array], list[Array]]],
+        sparse: list[tuple[StoredKey, list[RowSparseArray]]],
     ) -> None:
         if len(dense) + len(sparse) > 1 and any(entry.table is None for entry, _ in sparse):
             self._push_one_by_one(dense, sparse)
@@ -324,11 +324,11 @@ class LocalBackend(Backend):
 
     def _push_one_by_one(
         self,
-        dense: list[tuple[KeyEntry, list[Array], list[Array]]],
-        sparse: list[tuple[KeyEntry, list[RowSparseArray]]],
+        dense: list[tuple[StoredKey, list[Array], list[Array]]],
+        sparse: list[tuple[StoredKey, list[RowSparseArray]]],
     ) -> None:
         """Update dense keys, then tables, in the order that all stores have."""
-        updates: list[tuple[KeyEntry, Callable[[], None]]] = [
+        updates: list[tuple[StoredKey, Callable[[], None]]] = [
             *((one[0], partial(self._push_values, [one], [])) for one in dense),
             *((pair[0], partial(self._push_values, [], [pair])) for pair in sparse),
         ]
@@ -468,7 +468,7 @@ class LocalBackend(Backend):
 
     # ----------------------------------------------------------------------------------------- checks
 
-    def _by_number(self, groups: list[Group]) -> list[tuple[KeyEntry, list[Any]]]:
+    def _by_number(self, groups: list[Group]) -> list[tuple[StoredKey, list[Any]]]:
         """Sort entries into the order of updates, in which pull and pushpull write overlapping outs."""
         found = [(self._key_entry(key), arrays) for key, arrays in groups]
         if len(found) > 1:
@@ -484,7 +484,7 @@ class LocalBackend(Backend):
         if isinstance(some, str) != isinstance(key, str):
             raise key_kind_error(key, type(some))
 
-    def _key_entry(self, key: Key) -> KeyEntry:
+    def _key_entry(self, key: Key) -> StoredKey:
         try:
             return self._entries[key]
         except KeyError:
@@ -494,10 +494,10 @@ class LocalBackend(Backend):
 
     def _check_sources(
         self, groups: list[Group]
-    ) -> tuple[list[tuple[KeyEntry, list[Array]]], list[tuple[KeyEntry, list[RowSparseArray]]]]:
+    ) -> tuple[list[tuple[StoredKey, list[Array]]], list[tuple[StoredKey, list[RowSparseArray]]]]:
         """Check all pushed values before any change; return dense and row-sparse work."""
-        dense: list[tuple[KeyEntry, list[Array]]] = []
-        sparse: list[tuple[KeyEntry, list[RowSparseArray]]] = []
+        dense: list[tuple[StoredKey, list[Array]]] = []
+        sparse: list[tuple[StoredKey, list[RowSparseArray]]] = []
         for key, values in groups:
             entry = self._entries.get(key) or self._key_entry(key)
             self._apply.check(entry)
@@ -516,7 +516,7 @@ class LocalBackend(Backend):
         sparse.sort(key=lambda pair: pair[0].number)
         return dense, sparse
 
-    def _out_arrays(self, entry: KeyEntry, outs: list[Any], later: list[Deliver]) -> list[Array]:
+    def _out_arrays(self, entry: StoredKey, outs: list[Any], later: list[Deliver]) -> list[Array]:
         """Return the arrays to fill; conversions and copies that follow are added to `later`."""
         if entry.table is None and cpu.first_misfit(outs, entry.value, True) < 0:
             return outs
@@ -533,7 +533,7 @@ class LocalBackend(Backend):
         return direct
 
     def _fused_outs(
-        self, entry: KeyEntry, targets: dict[Key, list[Any]], later: list[Deliver]
+        self, entry: StoredKey, targets: dict[Key, list[Any]], later: list[Deliver]
     ) -> list[Array]:
         """Remove a key's outs from `targets` if they can be written together with the sum."""
         outs = targets.get(entry.key, [])
@@ -552,7 +552,7 @@ class LocalBackend(Backend):
                     dense_out(entry, out)
 
     def _sparse_outs(
-        self, entry: KeyEntry, outs: list[Any], ignore_sparse: bool
+        self, entry: StoredKey, outs: list[Any], ignore_sparse: bool
     ) -> list[tuple[StoreTable, RowSparseArray]]:
         wanted = sparse_outs(entry, entry.table is not None, outs, ignore_sparse, self._told, log)
         return [(entry.table, out) for out in wanted if entry.table is not None]

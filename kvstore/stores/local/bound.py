@@ -10,14 +10,14 @@ from ...arrays.grouping import Group
 from ...arrays.host import direct_view
 from ...arrays.sparse import RowSparseArray
 from ...kernels import cpu
-from ..entry import Array, KeyEntry
+from ..entry import Array, StoredKey
 from ..key_lists import KeyColumns
 
 if TYPE_CHECKING:
     from .backend import LocalBackend
 
 #: A key with the arrays to sum and those to fill, all of them plain.
-Plain = list[tuple[KeyEntry, list[Array], list[Array]]]
+Plain = list[tuple[StoredKey, list[Array], list[Array]]]
 
 
 class BoundCall:
@@ -81,7 +81,7 @@ class HostCall(BoundCall):
                 return
         self._backend._push_values(self._work, [])
 
-    def _as_columns(self) -> tuple[KeyColumns[KeyEntry], list[Array], list[Array]] | None:
+    def _as_columns(self) -> tuple[KeyColumns[StoredKey], list[Array], list[Array]] | None:
         """Return the arrays as columns, if several keys have one value and one out each."""
         work = self._work
         if len(work) < 2 or any(len(values) != 1 or len(outs) != 1 for _, values, outs in work):
@@ -91,7 +91,7 @@ class HostCall(BoundCall):
             return None
         return columns, [values[0] for _, values, _ in work], [outs[0] for _, _, outs in work]
 
-    def _run_columns(self, columns: KeyColumns[KeyEntry], values: list[Array], outs: list[Array]) -> None:
+    def _run_columns(self, columns: KeyColumns[StoredKey], values: list[Array], outs: list[Array]) -> None:
         fit = (
             cpu.plain_arrays(values, columns.likes) is not None
             and cpu.plain_arrays(outs, columns.likes, True) is not None
@@ -102,7 +102,7 @@ class HostCall(BoundCall):
             self._call.run()
 
 
-def columns_of(entries: list[KeyEntry]) -> KeyColumns[KeyEntry]:
+def columns_of(entries: list[StoredKey]) -> KeyColumns[StoredKey]:
     """Return dense keys as columns."""
     return KeyColumns(entries, [entry.number for entry in entries], [entry.value for entry in entries])
 
@@ -128,8 +128,8 @@ def bind_call(backend: LocalBackend, groups: list[Group], outs: list[Group] | No
 
 
 def _plain_views(
-    entry: KeyEntry, values: list[Any], outs: list[Any]
-) -> tuple[KeyEntry, list[Array], list[Array]] | None:
+    entry: StoredKey, values: list[Any], outs: list[Any]
+) -> tuple[StoredKey, list[Array], list[Array]] | None:
     """Return views of a key's arrays if kernels can use them directly.
 
     None if one would have to be copied.

@@ -237,7 +237,7 @@ class SharedBackend(Backend):
                 rows += [(handle, out) for out in dense]
             elif dense:
                 calls.append((handle, self._arguments.outs(handle, dense, later)))
-        later.keep_apart((handle, [], outs) for handle, outs in calls)
+        later.defer_overlaps((handle, [], outs) for handle, outs in calls)
         large = is_large(calls)
         waiting = [shm.Call(handle, outs, large, receives=True) for handle, outs in calls]
         return partial(self._delivery.finish_pull, waiting, rows, later, on_gpu)
@@ -262,7 +262,7 @@ class SharedBackend(Backend):
             (h, values, self._arguments.outs(h, targets[h.key], later, values))
             for h, values in self._arguments.by_order(host)
         ]
-        later.keep_apart(wanted)
+        later.defer_overlaps(wanted)
         handles = [one[0] for one in (self._arguments.by_order(dense) if by_gpu else wanted)]
         self._waiter.wait_to_push(handles)
         large = is_large([(handle, values + arrays) for handle, values, arrays in wanted])
@@ -349,23 +349,23 @@ class SharedBackend(Backend):
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Change settings of the optimizer, from this worker's next push of each key on."""
-        self._waiter.settle_all()
+        self._waiter.complete_all_pushed()
         self._updater.configure(changes)
 
     def gather_states(self) -> Updater:
         """Return the optimizer with the states of all keys; live where rounds wait for this worker."""
-        self._waiter.settle_all()
+        self._waiter.complete_all_pushed()
         return self._updater.gather_updater(self._reader)
 
     def adopt_states(self, content: StatesContent) -> None:
         """Replace the optimizer's states, for all workers."""
-        self._waiter.settle_all()
+        self._waiter.complete_all_pushed()
         self._waiter.check_writing()
         self._updater.replace_states(content)
 
     def follow_states(self, content: StatesContent) -> None:
         """Use the settings and the update counts that another worker has loaded."""
-        self._updater.follow_settings()
+        self._updater.load_settings()
 
     # ------------------------------------------------------------------------------------- inspection
 

@@ -83,7 +83,7 @@ class ResultDelivery:
         finish([shm.Call(device.handle, [], False, receives=True) for device, _ in on_gpu])
         with self._hold_moving([device.handle for device, _ in on_gpu]):
             self._deliver_by_gpu(on_gpu, later)
-        later.keep_apart((device.handle, [], others) for device, others in on_gpu)
+        later.defer_overlaps((device.handle, [], others) for device, others in on_gpu)
         calls = []
         for device, others in on_gpu:
             if others or device.handle.key in later:

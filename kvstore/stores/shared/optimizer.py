@@ -129,7 +129,7 @@ class JobUpdater:
                 text = there.now  # another worker may have changed the settings already
             version = shm.settings_version(self._job)
         self._set += 1
-        self._use_optimizer(_build_rule(text) or optimizer, version, there.epoch)
+        self._set_optimizer(_build_rule(text) or optimizer, version, there.epoch)
         begin = optimizer.begin_num_update
         shm.begin_counts(self._job, there.epoch, begin, begin)
         self._note_mode(mode)
@@ -144,19 +144,19 @@ class JobUpdater:
             self._mode = mode
         shm.note_mode(self._job, mode, able)
 
-    def _use_optimizer(self, optimizer: Optimizer, version: int, epoch: int) -> None:
+    def _set_optimizer(self, optimizer: Optimizer, version: int, epoch: int) -> None:
         self.updater, self._call = Updater(optimizer), None
         self._version, self._epoch = version, epoch
         self._records.clear()
 
-    def adopt_mode(self) -> None:
+    def build_from_mode(self) -> None:
         """Build the optimizer that another worker has set; if that fails, other workers open the rounds."""
         with shm.RegionLock(self._job):
             mode, there = shm.mode(self._job), _RegionSettings.read_from(self._job)
             version = shm.settings_version(self._job)
         optimizer = _build_rule(there.now) if mode & 1 else None
         if optimizer is not None:
-            self._use_optimizer(optimizer, version, there.epoch)
+            self._set_optimizer(optimizer, version, there.epoch)
         self._note_mode(mode, optimizer is not None)
 
     def configure(self, changes: dict[str, Any]) -> None:
@@ -173,7 +173,7 @@ class JobUpdater:
         described = changes_of(optimizer, changes)
         self._amend_description(lambda there: there._replace(now=changed_text(there.now, described)))
 
-    def follow_settings(self) -> None:
+    def load_settings(self) -> None:
         """Use the settings and update counts that another worker has loaded from a checkpoint."""
         self._apply_changes()
         if self.updater is not None and shm.mode(self._job) == self._mode:
@@ -412,7 +412,7 @@ class JobUpdater:
         loaded, handles = Updater(self.updater.optimizer), self._keys.all()
         loaded.adopt(content, {handle.key: handle.like for handle in handles})
         records, optimizer = self._write_states(handles, loaded.states), loaded.optimizer
-        self._use_optimizer(optimizer, self._version, self._epoch)
+        self._set_optimizer(optimizer, self._version, self._epoch)
         with shm.RegionLock(self._job):
             if shm.mode(self._job) != self._mode:  # another worker has replaced the optimizer
                 return

@@ -97,11 +97,11 @@ class RegionTable(RowTable):
         if held < 0:
             self.index, self._lineage = None, -1
         else:
-            self._follow_ids(held, lineage)
+            self._add_ids(held, lineage)
         self.count = count
         return self
 
-    def _follow_ids(self, count: int, lineage: int) -> None:
+    def _add_ids(self, count: int, lineage: int) -> None:
         """Add the ids in the region to the index."""
         known, tail = self._known, self._tail
         same = self.index is not None and lineage == self._lineage and count >= known
@@ -371,7 +371,7 @@ class RegionTable(RowTable):
         if record is None:
             self._begin_anew(self.updater)
         else:
-            self._take_states(self.updater, record)
+            self._set_states(self.updater, record)
         return self.updater
 
     def _begin_anew(self, updater: Updater) -> None:
@@ -381,7 +381,7 @@ class RegionTable(RowTable):
             self._handle.updates = 0
             updater.optimizer._index_update_count.pop(self.key, None)
 
-    def _take_states(self, updater: Updater, record: dict[str, Any]) -> None:
+    def _set_states(self, updater: Updater, record: dict[str, Any]) -> None:
         tree = state_of_outline(self._handle, record["state"])
         if "blank" not in record:  # of all rows
             updater.states.pop(self.key, None)
@@ -406,11 +406,11 @@ class RegionTable(RowTable):
             optimizer.create_state_multi_precision(self.key, self.blank), self._bring_array
         )
         self._blank_of = updater
-        self._rooms = [self._in_room(array) for array in arrays_of(tree)]
+        self._rooms = [self._in_capacity(array) for array in arrays_of(tree)]
         rooms = iter(self._rooms)
         self._set_tree(map_state(tree, lambda _: next(rooms)[: self.count]))
 
-    def _in_room(self, rows: Array) -> Array:
+    def _in_capacity(self, rows: Array) -> Array:
         room = self._new_rows(rows, max(len(self._block), 1))
         room[: len(rows)] = rows
         return room

@@ -26,8 +26,8 @@ from ..device.arguments import (
     fetch_value,
     out_target,
     put_result,
-    seen_there,
     target_in,
+    view_contiguous,
     writable_there,
 )
 from ..entry import Array, Deliver, check_dtype, check_shape
@@ -88,7 +88,7 @@ class GpuStaging:
         """Check the values of a key, and begin to copy them to the region, if needed."""
         arrays.check_all_on_devices(values, handle.key)
         what, streams = f"value of key {handle.key!r}", CallerStreams(values)
-        seen = [seen_there(self._driver, value, what, streams) for value in values]
+        seen = [view_contiguous(self._driver, value, what, streams) for value in values]
         for view, _ in seen:
             check_dtype(handle, view.dtype)
             check_shape(handle, view, "value")  # type: ignore[arg-type]

@@ -97,7 +97,7 @@ class StoredValues:
 
     def copy_all_to_region(self) -> None:
         """Complete all rounds of this worker, and copy all values to the region."""
-        self._waiter.settle_all()
+        self._waiter.complete_all_pushed()
         for handle in self._keys.all():
             self._gpus.staging.copy_to_region(handle)
 

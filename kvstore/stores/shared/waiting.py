@@ -230,7 +230,7 @@ class RoundWaiter:
     def _prepare_work(self, outcome: int, handle: Handle | None) -> None:
         with self._preparing:
             if outcome == shm.NEW_MODE:
-                self._updater.adopt_mode()
+                self._updater.build_from_mode()
                 return
             assert handle is not None
             round = handle.complete + 1
@@ -347,7 +347,7 @@ class RoundWaiter:
         else:
             handle.note_complete()
 
-    def settle_all(self) -> None:
+    def complete_all_pushed(self) -> None:
         """Complete every round that this worker has pushed into."""
         self.check_open()
         for handle in self._keys.all():

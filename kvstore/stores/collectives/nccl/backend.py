@@ -18,7 +18,7 @@ from ....settings.options import StoreConfig
 from ...device.arguments import CallerStreams, KeyItem
 from ...device.host_and_gpu import HostAndGpuBackend, Sent
 from ...device.keys import DeviceKey
-from ...entry import KeyEntry
+from ...entry import StoredKey
 from ..backend import AllReduceBackend, names_text
 from ..engine import Finish, do_nothing
 from .engine import NcclEngine
@@ -132,7 +132,7 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         self._gpus.push(items, streams)
         self._counters.end_works(SUMMING, begin, FRAME, items)
         if self._is_guest:
-            self._gpus.keep_until_done()
+            self._gpus.hold_until_complete()
         return partial(self._finish_sums, finish, sent, streams)
 
     def _finish_sums(self, finish: Finish, sent: Sent, streams: CallerStreams) -> None:
@@ -204,7 +204,7 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         """Move a key of the host to the GPU of its first value."""
         if key in self._on_gpu:
             return
-        entry: KeyEntry = self._key_entry(key)
+        entry: StoredKey = self._key_entry(key)
         device = arrays.device_of(values[0])
         assert device is not None
         self._gpus.add_moved(key, entry.number, entry.value, device, streams.stream_of(device))

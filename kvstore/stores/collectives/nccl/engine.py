@@ -97,7 +97,7 @@ class NcclEngine:
             self._device = self.local_rank % self.driver.count
         return self._device
 
-    def use_gpu(self, device: int) -> None:
+    def register_gpu(self, device: int) -> None:
         """Register a GPU; in a job of several processes the first registered one is the process's.
 
         Raises

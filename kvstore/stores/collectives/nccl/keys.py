@@ -20,11 +20,11 @@ from ...device.arguments import (
     GpuCallArrays,
     HostOut,
     KeyItem,
-    adopted_key,
+    moved_key,
     new_key,
     order_behind,
-    seen_out,
-    seen_value,
+    view_out,
+    view_value,
 )
 from ...device.keys import Array, DeviceKey
 from ...device.launches import CallLaunches, KeyWork, are_apart
@@ -87,7 +87,7 @@ class NcclGpus:
         what = f"value of key {key!r}"
         device = arrays.device_of(value)
         assert device is not None
-        self._engine.use_gpu(device)
+        self._engine.register_gpu(device)
         seen = arrays.view_array(value, what, streams.stream_of(device))
         if seen.dtype.name not in TYPES:
             raise DTypeError(f"nccl does not sum {seen.dtype} (key {key!r}); it sums {', '.join(TYPES)}")
@@ -108,7 +108,7 @@ class NcclGpus:
         tail = place.stream_cursor(streams.stream_of(seen.device))
         self.entries[key] = NcclKey(DeviceKey(place, key, number, seen.shape, seen.dtype, tail))
 
-    def keep_until_done(self) -> None:
+    def hold_until_complete(self) -> None:
         """Keep the memory of all keys until the running work on it is complete."""
         for entry in self.entries.values():
             for copy in entry.copies.values():
@@ -123,7 +123,7 @@ class NcclGpus:
 
     def add_moved(self, key: Key, number: int, value: Array, device: int, stream: DeviceStream) -> NcclKey:
         """Add a key that moves from the host."""
-        entry = self.entries[key] = NcclKey(adopted_key(self.gpu_context(device), key, number, value, stream))
+        entry = self.entries[key] = NcclKey(moved_key(self.gpu_context(device), key, number, value, stream))
         return entry
 
     def assign(self, entry: NcclKey, value: Array) -> None:
@@ -140,11 +140,11 @@ class NcclGpus:
         self, like: DeviceKey, values: Iterable[Any], outs: Iterable[Any], streams: CallerStreams
     ) -> KeyItem:
         """Check the arrays of a key."""
-        seen = [seen_value(like, value, streams) for value in values]
+        seen = [view_value(like, value, streams) for value in values]
         for value in seen:
             if isinstance(value, DeviceView):
-                self._engine.use_gpu(value.device)
-        return KeyItem(like, seen, [seen_out(like, out, streams) for out in outs])
+                self._engine.register_gpu(value.device)
+        return KeyItem(like, seen, [view_out(like, out, streams) for out in outs])
 
     def push(self, items: Sequence[KeyItem], streams: CallerStreams) -> None:
         """Sum, store the sums, and fill the outs; keys without values are only pulled."""

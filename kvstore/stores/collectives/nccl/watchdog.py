@@ -31,7 +31,7 @@ _NAP = 50e-6
 
 
 @dataclass(eq=False, slots=True)
-class PendingOperation:
+class NcclOperation:
     """An operation from before its call until the GPU has completed it."""
 
     what: str
@@ -76,7 +76,7 @@ class NcclWatchdog:
     ) -> None:
         self._driver, self._rank, self._timeout = driver, rank, timeout
         self._trouble, self._abort = trouble, abort
-        self._pending: deque[PendingOperation] = deque()
+        self._pending: deque[NcclOperation] = deque()
         self._lock = threading.Condition()
         self._thread: threading.Thread | None = None
         self._lost: tuple[int, float] | None = None  # a dead peer, and the time of the notice
@@ -88,7 +88,7 @@ class NcclWatchdog:
 
     # ---------------------------------------------------------------------------------------- operations
 
-    def begin(self, what: str) -> PendingOperation:
+    def begin(self, what: str) -> NcclOperation:
         """Register an operation before its call.
 
         Raises
@@ -97,7 +97,7 @@ class NcclWatchdog:
             The store is broken.
         """
         self.check()
-        pending = PendingOperation(what, WaitClock(self._timeout))
+        pending = NcclOperation(what, WaitClock(self._timeout))
         with self._lock:
             self._pending.append(pending)
             if self._thread is None:
@@ -107,13 +107,13 @@ class NcclWatchdog:
                 self._thread.start()
         return pending
 
-    def note_stream(self, pending: PendingOperation, stream: int, device: int) -> None:
+    def note_stream(self, pending: NcclOperation, stream: int, device: int) -> None:
         """Record the stream of an operation after its call."""
         event = self._driver.event(device)
         self._driver.record(event, stream, device)
         pending.device, pending.event = device, event
 
-    def note_failure(self, pending: PendingOperation, error: KVStoreError) -> KVStoreError:
+    def note_failure(self, pending: NcclOperation, error: KVStoreError) -> KVStoreError:
         """Record that a call has failed; return the error to raise, which may be an earlier cause."""
         with self._lock:
             if pending in self._pending:
@@ -195,10 +195,10 @@ class NcclWatchdog:
         if error is not None and not (oldest.event and self._is_done(oldest)):
             self._abort_all(error)
 
-    def _is_done(self, pending: PendingOperation) -> bool:
+    def _is_done(self, pending: NcclOperation) -> bool:
         return self.error is not None or self._driver.is_done(pending.event, pending.device)
 
-    def _remove_complete(self, over: Callable[[PendingOperation], bool]) -> None:
+    def _remove_complete(self, over: Callable[[NcclOperation], bool]) -> None:
         """Remove complete operations, from the first one on."""
         while True:
             with self._lock:
@@ -211,7 +211,7 @@ class NcclWatchdog:
             if first.event:
                 self._driver.drop_event(first.event, first.device)
 
-    def _death_error(self, oldest: PendingOperation) -> PeerLostError | None:
+    def _death_error(self, oldest: NcclOperation) -> PeerLostError | None:
         """Return an error if a peer of this machine is dead, and `oldest` cannot complete any more."""
         if self._lost is None and (dead := self._dead_peers()):
             self._lost = dead[0], time.monotonic()

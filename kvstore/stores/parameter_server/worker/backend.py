@@ -246,7 +246,7 @@ class DistBackend(Backend):
             return self._pulls.start(rest, True, priority)
         later = OutDeliveries()
         wanted = [(key, values, self._pulls.targets(key, targets[key.key], later)) for key, values in dense]
-        later.keep_apart(wanted)
+        later.defer_overlaps(wanted)
         fills = [(key, values, self._pulls.fill(key, values, outs)) for key, values, outs in wanted]
         operation = self._pushes.start_pushpull(fills, priority, divisor)
         return delivering(partial(self._client.finish, operation, "a pushpull"), later, self._client)

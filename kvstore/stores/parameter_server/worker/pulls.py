@@ -64,7 +64,7 @@ class Pulls:
                 requests += self._table_requests(key, dense, sparse, later)
             elif dense:
                 wanted.append((key, self.targets(key, dense, later)))
-        later.keep_apart((key, [], outs) for key, outs in wanted)
+        later.defer_overlaps((key, [], outs) for key, outs in wanted)
         for key, outs in wanted:
             requests += read_requests(key, Kind.PULL, FillOuts(key, outs, self._memory))
         return self.read(requests, "a pull", priority, later)

@@ -146,7 +146,7 @@ class IpcExchange:
                 key.table.set_standing(READY)
             standings = key.table.read_standings()
         if REFUSED in standings:
-            self._follow_refusal(key, standings.index(REFUSED))
+            self._note_refusal(key, standings.index(REFUSED))
         elif all(standing == READY for standing in standings):
             key.agreed = True
             self._log_standing()
@@ -158,7 +158,7 @@ class IpcExchange:
         self.refusal = f"CUDA IPC is refused here: {error}"
         self._log_standing(again=True)
 
-    def _follow_refusal(self, key: IpcKey, worker: int) -> None:
+    def _note_refusal(self, key: IpcKey, worker: int) -> None:
         key.hopeless = True
         if self.refusal is None:
             why = key.table.refusal_reason(worker) or "it has left"
@@ -242,7 +242,7 @@ class IpcExchange:
             self._run_sums(works)
             for key, complete, one in done:
                 key.applied = complete
-                self._hand_over(key, one.targets)
+                self._write_owners(key, one.targets)
             for stream, _ in works.values():
                 self._gpu_of(stream.device).place.stream_cursor(stream).note_work()
         served = {one.handle.key for _, _, one in done}
@@ -258,7 +258,7 @@ class IpcExchange:
     def _round_sources(self, key: IpcKey, round: int) -> list[int]:
         return [key.source_address(worker, round, self._imports) for worker in range(self._size)]
 
-    def _hand_over(self, key: IpcKey, targets: Sequence[OutTarget]) -> None:
+    def _write_owners(self, key: IpcKey, targets: Sequence[OutTarget]) -> None:
         stream = targets[0].stream
         key.tail = key.place.stream_cursor(stream)
         held = [view for view, _, _ in targets if view.kind in ("any", "own")]
@@ -353,7 +353,7 @@ class IpcExchange:
                 gpu.place.close()
             self._imports.close()
             for key in keys:
-                key.table.let_go()
+                key.table.note_closed()
         _give_up([gpu.exports for gpu in gpus], _OtherWorkers(self._job, [key.table for key in keys]))
 
 

@@ -71,7 +71,7 @@ class IpcTable:
             self._own[_HOLDS] = 1
         return True
 
-    def let_go(self) -> None:
+    def note_closed(self) -> None:
         """Record that this worker has no memory of the others open any more."""
         self._own[_HOLDS] = 0
 

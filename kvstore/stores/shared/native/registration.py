@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ....errors import ConfigError, KVStoreError, PeerLostError, ProtocolError, TimeoutError
 from ....settings.definitions import DEFAULTS
-from ....settings.launchers import JobPlacement, detect_placement
+from ....settings.launchers import WorkerPlacement, detect_placement
 from ....settings.options import StoreConfig
 from ....source_tree import package_version
 from ....waiting import WaitClock
@@ -208,7 +208,7 @@ class JobRegistration:
                 )
 
 
-def _check_size(placement: JobPlacement) -> None:
+def _check_size(placement: WorkerPlacement) -> None:
     if placement.size > shm.MAX_WORKERS:
         raise ConfigError(
             f"a shared store has at most {shm.MAX_WORKERS} workers, this job has {placement.size}"
