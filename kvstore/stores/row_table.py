@@ -68,7 +68,7 @@ class RowTable:
 
     # Hooks for a store; they do nothing here.
 
-    def hide_rows(self) -> None:
+    def hide(self) -> None:
         """Let this class handle reads and updates; called before any change."""
 
     def _note_changes(self, rows: Ids | None, arrays: list[Array]) -> None:
@@ -86,7 +86,7 @@ class RowTable:
 
     def assign(self, value: RowSparseArray) -> None:
         """Replace the rows by `value`; states of rows stay."""
-        self.hide_rows()
+        self.hide()
         if self.state_tree() is None:
             self._set_rows(value.indices.copy(), pages.copy(value.data))
             return
@@ -147,7 +147,7 @@ class RowTable:
 
         KVStoreError: there is no memory for that.
         """
-        self.hide_rows()
+        self.hide()
         if self.index is None:
             return self.held
         try:
@@ -318,7 +318,7 @@ class RowTable:
 
         Rows in none of them are dropped.
         """
-        self.hide_rows()
+        self.hide()
         ids, maps, datas = parts
         room = self._block
         if len(room) < len(ids) or any(np.may_share_memory(room, source.data) for source in sources):
@@ -332,7 +332,7 @@ class RowTable:
 
         Returns the plan of the update.
         """
-        self.hide_rows()
+        self.hide()
         ids, maps, datas = parts
         with self._unless_it_fails(), context as updater:
             positions = self._hold_rows(ids)
@@ -345,7 +345,7 @@ class RowTable:
 
     def update_all(self, gradient: RowSparseArray, context: UpdaterContext) -> None:
         """Update every row; rows without a gradient get zero."""
-        self.hide_rows()
+        self.hide()
         with self._unless_it_fails(), context as updater:
             positions = self._hold_rows(gradient.indices)
             whole = self._spread_gradient(gradient, positions)
@@ -384,7 +384,7 @@ class RowTable:
 
         If it raises, rows and states are as before.
         """
-        self.hide_rows()
+        self.hide()
         with self._unless_it_fails(), context as updater:
             rows = None
             if isinstance(gradient, RowSparseArray):

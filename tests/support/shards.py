@@ -17,7 +17,7 @@ from kvstore.optimizer import Optimizer
 from kvstore.optimizer.descriptions import changes_of
 from kvstore.optimizer.settings_log import COUNTS, NONE, OPTIMIZER, SettingsChange, SettingsLog
 from kvstore.optimizer.update_clock import UpdateClock
-from kvstore.stores.parameter_server.protocol.messages import KeySpec, Slice, KeyEntry
+from kvstore.stores.parameter_server.protocol.messages import KeyEntry, KeySpec, Slice
 from kvstore.stores.parameter_server.server.payload import SlicePayload, SliceUpdate, SliceValueWrite
 from kvstore.stores.parameter_server.server.store_shard import StoreShard
 from kvstore.stores.parameter_server.transport.shared_buffers import SharedValues

@@ -100,7 +100,7 @@ class TableSlice(RowTable, TableRows):
         blank = self.blank if round is None or self._before.blank is None else self._before.blank
         return None if self.index is None or not blank.view(np.uint8).any() else blank
 
-    def hide_rows(self) -> None:
+    def hide(self) -> None:
         """Leave reads and updates to this class, and not to C."""
         self._note_rounds()
         TableRows.hide(self)
@@ -149,7 +149,7 @@ class TableSlice(RowTable, TableRows):
 
     def put_state(self, given: PartState, settings: OptimizerVersion) -> None:
         """Replace the state of a generation, from the next update on: it has every row of the state."""
-        self.hide_rows()
+        self.hide()
         optimizer = settings.optimizer
         assert optimizer is not None
         if given.known and given.ids is not None and not cpu.ascending_ids(np.sort(given.ids), self.shape[0]):
@@ -166,7 +166,7 @@ class TableSlice(RowTable, TableRows):
 
     def drop_old_states(self, settings: OptimizerVersion) -> None:
         """Keep the states of these settings only, which can be loaded ones."""
-        self.hide_rows()
+        self.hide()
         self._take_given(settings)
         if self.state.current(settings) is None:
             self.updater = self._blank_of = self.blank_tree = None
@@ -206,7 +206,7 @@ class TableSlice(RowTable, TableRows):
 
     def take_back(self, ids: Ids | None, rows: Array, blank: Array, blank_tree: Tree) -> None:
         """Restore the table from a snapshot; `ids` are those of `rows`, in the order of storage."""
-        self.hide_rows()
+        self.hide()
         self._block, self.count = pages.copy(rows), len(rows)
         np.copyto(self.blank, blank)
         self.blank_tree = blank_tree
@@ -234,7 +234,7 @@ class TableSlice(RowTable, TableRows):
         `keeps` is the previous round, if its rows are to be stored for `past`. `version` of the settings is
         the newest that a round of the slice has used.
         """
-        self.hide_rows()
+        self.hide()
         self._take_given(settings)
         self._keeps = keeps
         by_rows = settings.optimizer is not None and settings.optimizer.fused and is_lazy(settings.optimizer)

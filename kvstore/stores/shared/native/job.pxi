@@ -317,9 +317,9 @@ cdef class Job:
             clock.read()
             with nogil:
                 outcome = attempt(self.me)
-            if outcome == KV_TICK and clock.over:
+            if outcome == KV_TICK and clock.is_over:
                 raise TimeoutError(self.waiting_for_lock(clock.waited))
-            if outcome == KV_TICK and clock.tells():
+            if outcome == KV_TICK and clock.notice_due():
                 log.warning("%s", self.waiting_for_lock(clock.waited))
         return outcome
 
