@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kvstore.settings import definitions
-from kvstore.settings.definitions import Alias, LauncherRow, SettingRow
+from kvstore.settings.definitions import LauncherRow, SettingRow, VariableAlias
 
 _HEAD = """# Settings
 
@@ -88,7 +88,7 @@ def _item(mark: str, *lines: str) -> str:
     return mark + ("\\\n" + " " * len(mark)).join(lines)
 
 
-def _alias(alias: Alias) -> str:
+def _alias(alias: VariableAlias) -> str:
     notes = [f"in {alias.unit}"] * bool(alias.unit) + [f"{alias.only} only"] * bool(alias.only)
     return f"{_code(alias.variable)} ({', '.join(notes)})" if notes else _code(alias.variable)
 

@@ -109,7 +109,7 @@ def _sync_folder(path: str | os.PathLike[str]) -> None:
     from pathlib import Path
 
     try:
-        _sync(Path(path).resolve().parent, os.O_RDONLY)
+        _sync_file(Path(path).resolve().parent, os.O_RDONLY)
     except OSError as error:
         if error.errno == errno.EINVAL:
             return
@@ -138,17 +138,17 @@ def _atomic_replacement(path: str | os.PathLike[str]) -> Iterator[Path]:
     beside = target.with_name(f".{name}.{os.urandom(6).hex()}.tmp")
     mode = _mode_of(target)
     try:
-        usual = _create(beside)
+        usual = _create_file(beside)
         mode = usual if mode is None else mode
         yield beside
         beside.chmod(stat.S_IMODE(mode))
-        _sync(beside, os.O_RDWR)
+        _sync_file(beside, os.O_RDWR)
         os.replace(beside, target)
     finally:
         beside.unlink(missing_ok=True)
 
 
-def _create(path: Path) -> int:
+def _create_file(path: Path) -> int:
     """Create a file.
 
     Return its mode, read from the descriptor because the name may have been removed already.
@@ -225,7 +225,7 @@ def _mode_of(target: Path) -> int | None:
     return mode
 
 
-def _sync(path: Path, flags: int) -> None:
+def _sync_file(path: Path, flags: int) -> None:
     descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)

@@ -6,7 +6,7 @@ import warnings
 from typing import Any, ClassVar, TypeVar
 
 from .arrays.element_types import same_type
-from .arrays.host import readable, writable
+from .arrays.host import readable_array, writable_array
 from .errors import ArgumentError, ArrayError, ConfigError, DTypeError, ShapeError
 
 K = TypeVar("K", bound=type)
@@ -84,12 +84,14 @@ class KVStoreBase:
         name = klass.__name__.lower()
         old = KVStoreBase.kv_registry.get(name)
         if old is not None:
-            warnings.warn(f"store {name!r}: {_qualified(klass)} replaces {_qualified(old)}", stacklevel=2)
+            warnings.warn(
+                f"store {name!r}: {_qualified_name(klass)} replaces {_qualified_name(old)}", stacklevel=2
+            )
         KVStoreBase.kv_registry[name] = klass
         return klass
 
 
-def _qualified(klass: type) -> str:
+def _qualified_name(klass: type) -> str:
     return f"{klass.__module__}.{klass.__qualname__}"
 
 
@@ -109,7 +111,7 @@ class TestStore(KVStoreBase):
         """
         if isinstance(value, (list, tuple)):
             raise ArrayError("broadcast takes one array, not a list")
-        self._write(readable(value), out if isinstance(out, (list, tuple)) else [out])
+        self._write_outs(readable_array(value), out if isinstance(out, (list, tuple)) else [out])
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Sum the values from left to right and write the sum to every output.
@@ -120,7 +122,7 @@ class TestStore(KVStoreBase):
         if not values:
             raise ShapeError("pushpull needs at least one value")
         outs = (values if len(values) > 1 else []) if out is None else out
-        self._write(_summed(values), outs if isinstance(outs, (list, tuple)) else [outs])
+        self._write_outs(_summed_values(values), outs if isinstance(outs, (list, tuple)) else [outs])
 
     @staticmethod
     def is_capable(capability: str) -> bool:
@@ -144,8 +146,8 @@ class TestStore(KVStoreBase):
         return 1
 
     @staticmethod
-    def _write(result: Any, outs: Any) -> None:
-        targets = [writable(out) for out in outs]
+    def _write_outs(result: Any, outs: Any) -> None:
+        targets = [writable_array(out) for out in outs]
         for array, _ in targets:
             if array.shape != result.shape:
                 raise ShapeError(f"out has shape {array.shape}, the value has {result.shape}")
@@ -155,8 +157,8 @@ class TestStore(KVStoreBase):
                 deliver()
 
 
-def _summed(values: list[Any]) -> Any:
-    arrays = [readable(value) for value in values]
+def _summed_values(values: list[Any]) -> Any:
+    arrays = [readable_array(value) for value in values]
     for array in arrays:
         if not same_type(array.dtype, arrays[0].dtype):
             raise DTypeError(f"values of element types {arrays[0].dtype} and {array.dtype} in one call")

@@ -115,7 +115,7 @@ class Work:
         Exception
             The error of the operation itself.
         """
-        limit = self._timeout if timeout is None else _seconds(timeout)
+        limit = self._timeout if timeout is None else _checked_seconds(timeout)
         if not self._wait_with_notice(limit):
             raise TimeoutError(f"{self._what} is not complete after {limit:g} s; it continues, wait again")
         self._seen = True
@@ -153,7 +153,9 @@ class Work:
             return True
         if limit <= waiting.NOTICE_AFTER:
             return False
-        _log().warning("waiting for %s since %g s, deadline %g s", self._what, waiting.NOTICE_AFTER, limit)
+        _engine_log().warning(
+            "waiting for %s since %g s, deadline %g s", self._what, waiting.NOTICE_AFTER, limit
+        )
         return finished.wait(limit - waiting.NOTICE_AFTER) or finished.is_set()
 
     def _run_last_part(self, rest: Callable[[], None]) -> None:
@@ -164,9 +166,9 @@ class Work:
         error = _error_of(rest)
         if error is not None and not isinstance(error, Exception):
             raise error
-        self._finish(error)
+        self._finish_work(error)
 
-    def _finish(self, error: BaseException | None) -> None:
+    def _finish_work(self, error: BaseException | None) -> None:
         self._error = error
         self._ended = time.monotonic_ns()
         self._finished.set()
@@ -176,14 +178,14 @@ class Work:
         """In the child of a fork: fail the operation, because only the parent runs it."""
         self._finished = InterruptibleEvent()
         self._seen = True
-        self._finish(
+        self._finish_work(
             KVStoreError(f"{self._what} was started before this process was forked; its parent runs it")
         )
 
     def __del__(self) -> None:
         error = getattr(self, "_error", None)
         if error is not None and not self._seen and not sys.is_finalizing():  # no module can be imported then
-            _log().error("%s failed and nobody waited for it: %s", self._what, error)
+            _engine_log().error("%s failed and nobody waited for it: %s", self._what, error)
 
     def __repr__(self) -> str:
         return f"<Work {self._what}: {'done' if self.done() else 'pending'}>"
@@ -194,14 +196,14 @@ def ended_at(work: Work) -> int:
     return work._ended
 
 
-class _Task:
+class _EngineTask:
     __slots__ = ("before", "entry", "followers", "keys", "priority", "run", "urgent", "work")
 
     def __init__(self, keys: frozenset[Hashable], run: Callable[[], Any], priority: int, work: Work) -> None:
         self.keys, self.run, self.priority, self.work = keys, run, priority, work
-        self.followers: list[_Task] = []
+        self.followers: list[_EngineTask] = []
         #: Unfinished tasks on its keys: the last of each key.
-        self.before: set[_Task] = set()
+        self.before: set[_EngineTask] = set()
         #: Its entry in the heap of ready tasks.
         self.entry: _Entry | None = None
         #: Whether it runs even if the engine's thread is busy.
@@ -209,10 +211,10 @@ class _Task:
 
 
 #: Entry in the heap of ready tasks: negative priority, number, and the task until a thread claims it.
-_Entry = tuple[int, int, list[_Task]]
+_Entry = tuple[int, int, list[_EngineTask]]
 
 
-class Engine:
+class AsyncEngine:
     """Runs tasks on its own thread, which exists only while there are tasks.
 
     Parameters
@@ -235,18 +237,18 @@ class Engine:
         self._marks = marks
         self._concurrent = concurrent
         self._closed = False
-        self._reset()
+        self._reset_queue()
         _engines.add(self)
 
-    def _reset(self) -> None:
+    def _reset_queue(self) -> None:
         """Start with an empty queue; also in the child of a fork, because the tasks belong to the parent."""
         self.exclusive = threading.RLock()
         # No `Condition`: it is entered in Python code, where Ctrl-C can leave its lock acquired.
         self._lock = threading.RLock()
         self._called = InterruptibleEvent()  # wakes the engine's thread
-        self._last: dict[Hashable, _Task] = {}
+        self._last: dict[Hashable, _EngineTask] = {}
         self._ready: list[_Entry] = []
-        self._pending: dict[_Task, int] = {}  # tasks, with the numbers of their calls
+        self._pending: dict[_EngineTask, int] = {}  # tasks, with the numbers of their calls
         self._calls = 0
         self._postponed: list[Work] = []  # in call order; some may be complete
         self._most_postponed = 16  # length of the list at which complete ones are dropped
@@ -286,16 +288,16 @@ class Engine:
     def submit(self, keys: Iterable[Hashable], run: Callable[[], Any], priority: int, what: str) -> Work:
         """Queue `run` behind the unfinished tasks of `keys` and return its handle."""
         work = Work(what, self.timeout, self._marks)
-        task = _Task(frozenset(keys), run, priority, work)
+        task = _EngineTask(frozenset(keys), run, priority, work)
         if self._concurrent:
-            work._hasten = partial(self._hasten, task)
+            work._hasten = partial(self._run_early, task)
         with self._lock:
             self._check_open(what)
             self._ensure_thread(what)
             try:
-                self._enqueue(task)
+                self._enqueue_task(task)
             except BaseException:  # Ctrl-C: a task that is registered and never runs would block its keys
-                self._unqueue(task)
+                self._unqueue_task(task)
                 raise
         return work
 
@@ -314,7 +316,7 @@ class Engine:
                 self._most_postponed = 2 * len(self._postponed) + 16
         return work
 
-    def _enqueue(self, task: _Task) -> None:
+    def _enqueue_task(self, task: _EngineTask) -> None:
         """Queue a task behind the earlier tasks on its keys; the lock is held."""
         task.before = {t for t in map(self._last.get, task.keys) if t is not None}
         for earlier in task.before:
@@ -324,11 +326,11 @@ class Engine:
         self._pending[task] = self._calls
         self.busy = True
         if not task.before:
-            self._push(task)
+            self._push_ready(task)
 
-    def _unqueue(self, task: _Task) -> None:
-        """Undo `_enqueue` for a task, under the same lock."""
-        self._claim(task)
+    def _unqueue_task(self, task: _EngineTask) -> None:
+        """Undo `_enqueue_task` for a task, under the same lock."""
+        self._claim_task(task)
         self._pending.pop(task, None)
         for earlier in self._pending:
             earlier.followers = [one for one in earlier.followers if one is not task]
@@ -361,7 +363,7 @@ class Engine:
     def run_now(self, run: Callable[[], Any], what: str) -> Work:
         """Run an operation at once, before all queued ones; for calls from inside an operation."""
         work = Work(what, self.timeout, self._marks)
-        work._finish(_error_of(run))
+        work._finish_work(_error_of(run))
         return work
 
     def wait_for(self, keys: Iterable[Hashable]) -> None:
@@ -403,7 +405,7 @@ class Engine:
             if not work._wait_with_notice(max(0.0, deadline - time.monotonic())):
                 raise TimeoutError(f"{work._what} is not complete after {self.timeout:g} s")
 
-    def _push(self, task: _Task) -> None:
+    def _push_ready(self, task: _EngineTask) -> None:
         self._sequence += 1
         task.entry = -task.priority, self._sequence, [task]
         heapq.heappush(self._ready, task.entry)
@@ -411,7 +413,7 @@ class Engine:
         if task.urgent:
             self._run_in_own_thread(task)
 
-    def _hasten(self, task: _Task) -> None:
+    def _run_early(self, task: _EngineTask) -> None:
         """Run a task, and the tasks that it waits for, even if the engine's thread is busy."""
         with self._lock:
             found = {task} & self._pending.keys()
@@ -426,7 +428,7 @@ class Engine:
                     self._run_in_own_thread(one)
                 one.urgent = True
 
-    def _run_in_own_thread(self, task: _Task) -> None:
+    def _run_in_own_thread(self, task: _EngineTask) -> None:
         """Start a thread for a ready task.
 
         The thread claims the task, so that Ctrl-C can end this call at any step.
@@ -436,7 +438,7 @@ class Engine:
 
     def _ensure_thread(self, what: str) -> None:
         if self._thread is None:
-            self._start_thread(self._loop, what)
+            self._start_thread(self._run_tasks, what)
 
     def _start_thread(self, target: Callable[[], None], what: str) -> None:
         """Start a thread from another thread, because a signal must not interrupt `Thread.start`."""
@@ -444,7 +446,7 @@ class Engine:
         errors: list[BaseException] = []
         started = InterruptibleEvent()
         try:
-            _thread.start_new_thread(self._start, (thread, target == self._loop, errors, started))
+            _thread.start_new_thread(self._run_start, (thread, target == self._run_tasks, errors, started))
         except RuntimeError as error:
             errors.append(error)
             started.set()
@@ -456,7 +458,7 @@ class Engine:
                 "free some threads, or call without async_op"
             ) from cause
 
-    def _start(
+    def _run_start(
         self, thread: threading.Thread, own: bool, errors: list[BaseException], started: InterruptibleEvent
     ) -> None:
         self._threads = {thread, *(one for one in self._threads if one.is_alive())}
@@ -471,7 +473,7 @@ class Engine:
         finally:
             started.set()
 
-    def _loop(self) -> None:
+    def _run_tasks(self) -> None:
         try:
             threads.remember()
             while (task := self._next_task()) is not None:
@@ -487,13 +489,13 @@ class Engine:
             if self._thread is threading.current_thread():
                 self._thread = None
 
-    def _run_urgent(self, task: _Task) -> None:
+    def _run_urgent(self, task: _EngineTask) -> None:
         threads.remember()
-        if self._claim(task):
+        if self._claim_task(task):
             self._run_task(task)
         del task
 
-    def _claim(self, task: _Task) -> bool:
+    def _claim_task(self, task: _EngineTask) -> bool:
         """Claim a ready task; return False if another thread has claimed it."""
         with self._lock:
             entry, task.entry = task.entry, None
@@ -501,7 +503,7 @@ class Engine:
                 entry[2].clear()  # its heap entry stays: a search among many entries would be slow
             return entry is not None
 
-    def _run_task(self, task: _Task) -> bool:
+    def _run_task(self, task: _EngineTask) -> bool:
         """Run a task.
 
         Return False in the child of a fork that the task has made, because the task is the parent's.
@@ -509,18 +511,18 @@ class Engine:
         error = _error_of(task.run)
         mine = task in self._pending
         if mine:
-            self._complete(task, error)
+            self._complete_task(task, error)
         del task, error  # the error refers to this frame, which would delay the warning about a lost handle
         return mine
 
-    def _next_task(self) -> _Task | None:
+    def _next_task(self) -> _EngineTask | None:
         """Return the next ready task; None ends the thread (closed, or idle for a second)."""
         idle = False
         while True:
             with self._lock:
                 while self._ready:
                     for task in heapq.heappop(self._ready)[2]:
-                        self._claim(task)
+                        self._claim_task(task)
                         return task
                 if not self._pending and (self._closed or (idle and not self._starting)):
                     self._end_thread()
@@ -528,7 +530,7 @@ class Engine:
                 self._called.clear()
             idle = not self._called.wait(1.0)
 
-    def _complete(self, task: _Task, error: BaseException | None) -> None:
+    def _complete_task(self, task: _EngineTask, error: BaseException | None) -> None:
         with self._lock:
             for key in task.keys:
                 if self._last.get(key) is task:
@@ -536,10 +538,10 @@ class Engine:
             for follower in task.followers:
                 follower.before.discard(task)
                 if not follower.before:
-                    self._push(follower)
+                    self._push_ready(follower)
             self._pending.pop(task, None)
             self.busy = bool(self._pending)
-        task.work._finish(error)
+        task.work._finish_work(error)
 
 
 def _error_of(run: Callable[[], Any]) -> BaseException | None:
@@ -553,13 +555,13 @@ def _error_of(run: Callable[[], Any]) -> BaseException | None:
     return None
 
 
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_engines: weakref.WeakSet[AsyncEngine] = weakref.WeakSet()
 
 
 def _reset_in_child() -> None:
     for engine in list(_engines):
         lost = [*(task.work for task in engine._pending), *engine._postponed]
-        engine._reset()
+        engine._reset_queue()
         for work in lost:
             work._fail_in_child()
 
@@ -575,13 +577,13 @@ os.register_at_fork(after_in_child=_reset_in_child)
 atexit.register(wait_for_all_stores)
 
 
-def _log() -> Logger:
+def _engine_log() -> Logger:
     import logging  # imported late: it is a tenth of the time of `import kvstore`
 
     return logging.getLogger("kvstore.engine")
 
 
-def _seconds(timeout: Any) -> float:
+def _checked_seconds(timeout: Any) -> float:
     if not isinstance(timeout, (int, float)) or not timeout >= 0:
         raise ArgumentError(f"timeout must be a number of seconds from 0 on, not {timeout!r}")
     return float(min(timeout, threading.TIMEOUT_MAX))

@@ -16,7 +16,7 @@ from .store import KVStore, describe_state, options_of
 from .store_kinds import STORES, StoreKind, StoreName
 
 if TYPE_CHECKING:
-    from .settings.launchers import Placement
+    from .settings.launchers import WorkerPlacement
     from .stores.protocol import Backend
 
 
@@ -111,15 +111,15 @@ def create(name: str = "local", **options: Any) -> KVStore:
     """
     if not isinstance(name, str):
         raise ArgumentError(f"name must be a str, not {type(name).__name__}")
-    with _descriptors(f"create store {name!r}"):
+    with _descriptor_errors(f"create store {name!r}"):
         from .observe.startup import begin
 
         begin()
-        return _created(name, options)
+        return _create_store(name, options)
 
 
 @contextlib.contextmanager
-def _descriptors(what: str) -> Iterator[None]:
+def _descriptor_errors(what: str) -> Iterator[None]:
     """Raise ConfigError if the body, which does `what`, finds no free file descriptor.
 
     No module can be imported then.
@@ -142,7 +142,7 @@ def _none_left(number: int) -> str:
     )
 
 
-def _created(name: str, options: dict[str, Any]) -> KVStore:
+def _create_store(name: str, options: dict[str, Any]) -> KVStore:
     literal = name.lower()
     custom = KVStoreBase.kv_registry.get(literal)
     if custom is not None:
@@ -150,7 +150,7 @@ def _created(name: str, options: dict[str, Any]) -> KVStore:
         return made
     if literal in STORES:
         return _create_native(literal, options)
-    raise ConfigError(_unknown(literal))
+    raise ConfigError(_unknown_name(literal))
 
 
 def _create_native(literal: str, options: dict[str, Any]) -> KVStore:
@@ -161,7 +161,7 @@ def _create_native(literal: str, options: dict[str, Any]) -> KVStore:
     if kind.joins and config.processes != 1 and has_peers():
         kind = STORES["shared"]
     if kind.on_servers:
-        _serve_if_told()
+        _serve_if_role()
         kind = _by_van(literal, kind)
     module = importlib.import_module(f".stores.{kind.module}", __package__)
     backend = getattr(module, kind.backend)(config)
@@ -172,7 +172,7 @@ def _create_native(literal: str, options: dict[str, Any]) -> KVStore:
     if config.processes != 1 and not kind.on_servers:  # with the rank and the number of workers of the job
         warn_if_apart(literal, backend.num_workers)
     store = _store_class()(literal, backend, config)
-    _tell_created(store, backend)
+    _log_created(store, backend)
     return store
 
 
@@ -183,7 +183,7 @@ def create_companion(store: KVStore, purpose: str) -> KVStore:
     """
     options = vars(options_of(store))
     group = f"{options['group']} {purpose}"
-    with _descriptors(f"create a store for {purpose}"):
+    with _descriptor_errors(f"create a store for {purpose}"):
         return _create_native(store.type, {**options, "group": group, "hierarchy": "flat"})
 
 
@@ -198,14 +198,14 @@ def _store_class() -> type[KVStore]:
     return RecordedKVStore
 
 
-def _tell_created(store: KVStore, backend: Backend) -> None:
+def _log_created(store: KVStore, backend: Backend) -> None:
     """Log a new store, and register it for reports of the state of this process."""
     import logging
 
     from .kernels import cpu
     from .observe import stacks
     from .observe.log import introduce
-    from .settings.launchers import detect
+    from .settings.launchers import detect_placement
 
     introduce(f"worker {backend.rank}")
     stacks.watch(store, describe_state)
@@ -215,7 +215,7 @@ def _tell_created(store: KVStore, backend: Backend) -> None:
     with contextlib.suppress(ConfigError):
         log.info(
             "store %r created: worker %d of %d, launcher %s, %s, kernels %s, %d threads",
-            store.type, store.rank, store.num_workers, detect().launcher, backend.describe(),
+            store.type, store.rank, store.num_workers, detect_placement().launcher, backend.describe(),
             cpu.level(), cpu.threads(),
         )  # fmt: skip
 
@@ -234,7 +234,7 @@ def _by_van(literal: str, kind: StoreKind) -> StoreKind:
     return STORES["p3"] if van == "p3" and kind.on_servers else kind
 
 
-def _serve_if_told() -> None:
+def _serve_if_role() -> None:
     """Run the server or scheduler if the environment of this process has that role, then end the process."""
     from .settings.roles import find
 
@@ -248,18 +248,18 @@ def _serve_if_told() -> None:
 
 def has_peers() -> bool:
     """Return whether `kvstore run` or `spawn` has started this process together with others."""
-    from .settings.launchers import detect
+    from .settings.launchers import detect_placement
 
-    place = detect()
+    place = detect_placement()
     return place.launcher == "kvstore" and place.size > 1
 
 
 def warn_if_apart(name: str, workers: int = 1) -> None:
     """Warn once in a process about a store that has fewer workers than the launcher has started."""
-    from .settings.launchers import detect
+    from .settings.launchers import detect_placement
 
     try:
-        place = detect()
+        place = detect_placement()
     except ConfigError:  # code that needs the job reports missing variables
         return
     if place.size > workers:
@@ -267,7 +267,7 @@ def warn_if_apart(name: str, workers: int = 1) -> None:
 
 
 @functools.cache
-def _warn_apart(name: str, workers: int, place: Placement) -> None:
+def _warn_apart(name: str, workers: int, place: WorkerPlacement) -> None:
     together = "'shared' or 'dist_sync'" if place.size == place.local_size else "'dist_sync'"
     import logging
 
@@ -284,7 +284,7 @@ def _warn_apart(name: str, workers: int, place: Placement) -> None:
     )
 
 
-def _unknown(literal: str) -> str:
+def _unknown_name(literal: str) -> str:
     known = sorted({*STORES, *KVStoreBase.kv_registry})
     near = closest(literal, known)
     hint = f"; did you mean {near!r}?" if near else "."

@@ -88,14 +88,14 @@ def broadcast(store: KVStore, tree: Tree, prefix: str = "") -> Tree:
         See `KVStore.broadcast`.
     """
     check_made(store)
-    keys, leaves, form = _flat(tree, prefix)
-    if _traced(leaves):
+    keys, leaves, form = _flat_tree(tree, prefix)
+    if _is_traced(leaves):
         raise ArrayError("broadcast does not work inside of jax.jit: call it before")
-    values = [_value(key, leaf) for key, leaf in zip(keys, leaves, strict=True)]
+    values = [_host_value(key, leaf) for key, leaf in zip(keys, leaves, strict=True)]
     outs = [np.empty(value.shape, value.dtype) for value in values]
     if keys:
         store.broadcast(keys, values, out=outs)
-    return jax.tree_util.tree_unflatten(form, list(map(_placed, outs, leaves)))
+    return jax.tree_util.tree_unflatten(form, list(map(_place_result, outs, leaves)))
 
 
 def pushpull(
@@ -140,7 +140,7 @@ def pushpull(
         text, when the program waits for the result.
     """
     check_made(store)
-    return _through(store, tree, prefix, partial(_check_meaning, store, average), average, priority)
+    return _exchange_tree(store, tree, prefix, partial(_check_meaning, store, average), average, priority)
 
 
 def all_reduce_tree(store: KVStore, tree: Tree, *, average: bool = False) -> Tree:
@@ -168,11 +168,11 @@ def all_reduce_tree(store: KVStore, tree: Tree, *, average: bool = False) -> Tre
         See `pushpull` and `KVStore.all_reduce`.
     """
     check_made(store)
-    keys, leaves, form = _flat(tree, "")
-    return _called(partial(_reduce, store, average), keys, leaves, form)
+    keys, leaves, form = _flat_tree(tree, "")
+    return _call_with_leaves(partial(_host_reducer, store, average), keys, leaves, form)
 
 
-def _reduce(store: KVStore, average: bool, *values: Array) -> list[Any]:
+def _host_reducer(store: KVStore, average: bool, *values: Array) -> list[Any]:
     """Reduce copies of arrays on the host."""
     arrays = [np.array(value) for value in values]
     store.all_reduce(arrays, average=average)
@@ -191,23 +191,23 @@ def all_gather_object(store: KVStore, value: Any) -> list[Any]:
     return collective_of(store).all_gather_object(value, _ARRAYS)
 
 
-def _view(value: Any) -> np.ndarray[Any, Any] | None:
+def _host_view(value: Any) -> np.ndarray[Any, Any] | None:
     """View an array of JAX on the host."""
     return np.asarray(value) if isinstance(value, jax.Array) else None
 
 
-_ARRAYS = ArrayKind(_view, jax.numpy.asarray)
+_ARRAYS = ArrayKind(_host_view, jax.numpy.asarray)
 
 
-def _through(
+def _exchange_tree(
     store: KVStore, tree: Tree, prefix: str, check: Callable[[], None], average: bool, priority: int = 0
 ) -> Tree:
-    keys, leaves, form = _flat(tree, prefix)
-    call = partial(_exchange, store, keys, check, average, priority)
-    return _called(partial(_compared, store, prefix, call), keys, leaves, form)
+    keys, leaves, form = _flat_tree(tree, prefix)
+    call = partial(_exchange_arrays, store, keys, check, average, priority)
+    return _call_with_leaves(partial(_call_compared, store, prefix, call), keys, leaves, form)
 
 
-def _compared(store: KVStore, prefix: str, call: Callable[..., list[Any]], *values: Array) -> list[Any]:
+def _call_compared(store: KVStore, prefix: str, call: Callable[..., list[Any]], *values: Array) -> list[Any]:
     """Call an exchange; raise KVStoreError if a worker has closed its store: sums lack its part."""
     outs = call(*values)
     agreement = _agreement_of(store, prefix)
@@ -224,16 +224,16 @@ def _agreement_of(store: KVStore, prefix: str) -> StepAgreement | None:
     return known[prefix]
 
 
-def _called(call: Callable[..., list[Any]], keys: list[str], leaves: list[Any], form: Any) -> Tree:
+def _call_with_leaves(call: Callable[..., list[Any]], keys: list[str], leaves: list[Any], form: Any) -> Tree:
     """Call a function of arrays that returns as many arrays, also inside of ``jax.jit``."""
     if not keys:
         found: list[Any] = []
-    elif _traced(leaves):
+    elif _is_traced(leaves):
         shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in map(jax.numpy.asarray, leaves)]
         found = io_callback(call, shapes, *leaves, ordered=True)
     else:
-        outs = call(*(_value(key, leaf) for key, leaf in zip(keys, leaves, strict=True)))
-        found = list(map(_placed, outs, leaves))
+        outs = call(*(_host_value(key, leaf) for key, leaf in zip(keys, leaves, strict=True)))
+        found = list(map(_place_result, outs, leaves))
     return jax.tree_util.tree_unflatten(form, found)
 
 
@@ -266,7 +266,7 @@ def all_reduce(store: KVStore, *, average: bool = True, prefix: str = "gradients
         return ()
 
     def update(updates: Tree, state: Any, params: Tree = None) -> tuple[Tree, Any]:
-        return _through(store, updates, prefix, partial(check_sums, store), average), state
+        return _exchange_tree(store, updates, prefix, partial(check_sums, store), average), state
 
     optax = sys.modules.get("optax")
     return (optax.GradientTransformation if optax else GradientTransformation)(init, update)
@@ -284,7 +284,7 @@ def _check_meaning(store: KVStore, average: bool) -> None:
         )
 
 
-def _exchange(
+def _exchange_arrays(
     store: KVStore, keys: list[str], check: Callable[[], None], average: bool, priority: int, *values: Array
 ) -> list[Any]:
     """Push and pull host arrays, and initialise keys that are new.
@@ -299,12 +299,12 @@ def _exchange(
     try:
         store.pushpull(keys, arrays, out=outs, priority=priority)
     except KeyNotFoundError as error:
-        _initialise(store, keys, arrays, error)
+        _init_keys(store, keys, arrays, error)
         store.pushpull(keys, arrays, out=outs, priority=priority)
     return outs
 
 
-def _initialise(store: KVStore, keys: list[str], arrays: list[Any], error: KeyNotFoundError) -> None:
+def _init_keys(store: KVStore, keys: list[str], arrays: list[Any], error: KeyNotFoundError) -> None:
     if has_optimizer(store):
         raise KeyNotFoundError(
             f"{error}: the store's optimizer has no weights to update; first call "
@@ -315,7 +315,7 @@ def _initialise(store: KVStore, keys: list[str], arrays: list[Any], error: KeyNo
     store.init([key for key, _ in new], [np.zeros(array.shape, array.dtype) for _, array in new])
 
 
-def _flat(tree: Tree, prefix: str) -> tuple[list[str], list[Any], Any]:
+def _flat_tree(tree: Tree, prefix: str) -> tuple[list[str], list[Any], Any]:
     """Return keys by path, leaves, and the structure of the tree."""
     if not isinstance(prefix, str):
         raise ArgumentError(f"prefix must be a str, '' for none, not {prefix!r}")
@@ -352,12 +352,12 @@ def _is_sparse(leaf: Any) -> bool:
     return sparse is not None and isinstance(leaf, sparse.JAXSparse)
 
 
-def _traced(leaves: list[Any]) -> bool:
+def _is_traced(leaves: list[Any]) -> bool:
     """Return whether JAX traces this call; all leaves can be constants, as in a branch of ``lax.cond``."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in (*leaves, jax.lax.neg(_ZERO)))
 
 
-def _value(key: str, leaf: Any) -> Array:
+def _host_value(key: str, leaf: Any) -> Array:
     """Return an array of one device, and NumPy's view of it if it is on the host."""
     array = leaf if isinstance(leaf, jax.Array) else _as_array(key, leaf)
     check_jax_array(array, repr(key))
@@ -382,7 +382,7 @@ def _on_host(array: Any) -> bool:
     return not isinstance(array, jax.Array) or all(device.platform == "cpu" for device in array.devices())
 
 
-def _placed(out: Any, leaf: Any) -> Array:
+def _place_result(out: Any, leaf: Any) -> Array:
     """Copy a result to the device of the value."""
     if isinstance(leaf, jax.Array):
         return jax.device_put(out, leaf.sharding)

@@ -63,7 +63,7 @@ class KeyLocks:
     def acquire(self, keys: Sequence[Hashable], timeout: float) -> None:
         """Acquire the locks of the keys; the caller holds `lock`."""
         if self.holders or self.waiters:
-            self._wait(keys, timeout)
+            self._wait_for_keys(keys, timeout)
         self.holders.update(dict.fromkeys(keys, threading.get_ident()))
 
     def release(self, keys: Sequence[Hashable]) -> None:
@@ -87,28 +87,28 @@ class KeyLocks:
 
     def wait_until_free(self, timeout: float) -> None:
         """Wait until no thread holds a key; the caller holds `lock`."""
-        self._wait(None, timeout)
+        self._wait_for_keys(None, timeout)
 
-    def _wait(self, keys: Sequence[Hashable] | None, timeout: float) -> None:
+    def _wait_for_keys(self, keys: Sequence[Hashable] | None, timeout: float) -> None:
         clock, me = WaitClock(timeout), LockWaiter(None if keys is None else frozenset(keys))
         try:
             self.waiters[me] = None
             while True:
                 clock.read()
-                busy, first = self._busy(me), self._is_next(me)
-                if not busy and (first or clock.over):
+                busy, first = self._busy_keys(me), self._is_next(me)
+                if not busy and (first or clock.is_over):
                     return
-                if clock.over:
+                if clock.is_over:
                     raise TimeoutError(
                         f"another thread of this process has been busy with key {busy[0]!r} for "
                         f"{timeout:g} s, perhaps waiting for other workers"
                     )
                 # No longer: a thread that gives up, or whose lock Ctrl-C releases, wakes no other thread.
-                self._free.wait(min(clock.left, _RESERVED_SHARE))
+                self._free.wait(min(clock.seconds_left, _RESERVED_SHARE))
         finally:
             self.waiters.pop(me, None)
 
-    def _busy(self, waiter: LockWaiter) -> list[Hashable]:
+    def _busy_keys(self, waiter: LockWaiter) -> list[Hashable]:
         """List the keys of a waiter that other threads hold.
 
         A key that Ctrl-C has left with this thread does not count.
@@ -121,6 +121,8 @@ class KeyLocks:
         for other in list(self.waiters):
             if other is waiter:
                 break
-            if other.waits_for_any(waiter.keys) and (not self._busy(other) or other.reserves_free_keys()):
+            if other.waits_for_any(waiter.keys) and (
+                not self._busy_keys(other) or other.reserves_free_keys()
+            ):
                 return False
         return True

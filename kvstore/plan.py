@@ -21,7 +21,7 @@ class Plan:
     def __init__(self, store: KVStore, groups: list[Group], outs: list[Group] | None) -> None:
         self._store, self._groups, self._outs = store, groups, outs
         self._bound: Any = None
-        store._run_after(groups, self._bind)
+        store._run_after(groups, self._bind_call)
 
     def __call__(self) -> None:
         """Push and pull.
@@ -39,8 +39,8 @@ class Plan:
             step.push(self._groups, self._outs or self._groups)
             return
         store._send_new_settings()
-        store._run_after(self._groups, self._run)
-        store._count("pushpull")
+        store._run_after(self._groups, self._run_bound)
+        store._count_call("pushpull")
 
     def refresh(self) -> None:
         """Read the addresses of the arrays again. Call it after the memory of an array was replaced.
@@ -50,19 +50,19 @@ class Plan:
         (``untyped_storage().resize_()`` raises RuntimeError), as after ``tensor.numpy()``. Before the memory
         of a tensor on a GPU is freed in this way, as FSDP does, drop the plan.
         """
-        self._store._run_after(self._groups, self._refresh)
+        self._store._run_after(self._groups, self._bind_if_changed)
 
-    def _bind(self) -> None:
+    def _bind_call(self) -> None:
         self._bound = self._store._backend.bind(self._groups, self._outs)
 
-    def _run(self) -> None:
-        if not self._bound.fits():
-            self._bind()
+    def _run_bound(self) -> None:
+        if not self._bound.is_unchanged():
+            self._bind_call()
         self._bound.run()
 
-    def _refresh(self) -> None:
+    def _bind_if_changed(self) -> None:
         if not self._bound.is_current():
-            self._bind()
+            self._bind_call()
 
     def __repr__(self) -> str:
         keys = [key for key, _ in self._groups]

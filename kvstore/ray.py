@@ -32,9 +32,9 @@ from .launch.child_process import ProcessRole
 from .launch.process import new_job, worker_variables
 from .launch.service import variables_of
 from .settings import addresses
-from .settings.addresses import loopback
+from .settings.addresses import loopback_address
 from .settings.environment import process_variables, set_variables
-from .settings.keys import Keys
+from .settings.keys import JobKeys
 
 try:
     import ray as _ray
@@ -157,7 +157,9 @@ class Job:
         """
         _check_timeout(timeout)
         with self.start(function, *args) as run:
-            return run._wait(timeout, "all are ended: allow more time, or find out what they wait for")
+            return run._wait_for_workers(
+                timeout, "all are ended: allow more time, or find out what they wait for"
+            )
 
     def start(self, function: Callable[..., Any], *args: Any) -> Run:
         """Start all actors and their work, and return a `Run`. `Run.wait` returns the results.
@@ -173,7 +175,7 @@ class Job:
             raise ArgumentError(f"function must be callable, not {function!r}")
         run = Run(self)
         try:
-            run._begin(function, args)
+            run._start_actors(function, args)
         except BaseException:
             run.close()
             raise
@@ -221,7 +223,7 @@ class Run:
             The run was closed before the workers had finished.
         """
         _check_timeout(timeout)
-        return self._wait(timeout, "they continue: wait again, or close the run")
+        return self._wait_for_workers(timeout, "they continue: wait again, or close the run")
 
     def close(self) -> None:
         """End all actors, at once. A second call does nothing."""
@@ -242,7 +244,7 @@ class Run:
 
     # ------------------------------------------------------------------------------------------ starting
 
-    def _begin(self, function: Callable[..., Any], args: Sequence[Any]) -> None:
+    def _start_actors(self, function: Callable[..., Any], args: Sequence[Any]) -> None:
         job = self._job
         if not _ray.is_initialized():
             _ray.init()
@@ -252,16 +254,20 @@ class Run:
         def keys(part: ProcessRole) -> bytes:
             return certificates.of(part.role, part.rank).to_json() if certificates else b""
 
-        self._place()
-        self.scheduler = self._actor(_Scheduler, 0, {}, 0, max_concurrency=4).remote()
+        self._reserve_bundles()
+        self.scheduler = self._actor_class(_SchedulerActor, 0, {}, 0, max_concurrency=4).remote()
         part = ProcessRole("scheduler", 0)
-        address = self._address(self.scheduler.start.remote(self._common(part, ""), alone, keys(part)))
+        address = self._scheduler_address(
+            self.scheduler.start.remote(self._common_variables(part, ""), alone, keys(part))
+        )
         self._parts[self.scheduler.wait.remote()] = part
         for rank in range(job.num_servers):
             part = ProcessRole("server", rank)
-            server = self._actor(_Server, rank, job.resources_per_server, job.server_restarts).remote()
+            server = self._actor_class(
+                _ServerActor, rank, job.resources_per_server, job.server_restarts
+            ).remote()
             self.servers.append(server)
-            told = self._common(part, address), alone, keys(part), job.imports, self.scheduler
+            told = self._common_variables(part, address), alone, keys(part), job.imports, self.scheduler
             self._parts[server.serve.remote(rank, *told)] = part
         self._start_workers(address, keys, function, args)
 
@@ -275,17 +281,18 @@ class Run:
         job = self._job
         kind = job.resources_per_worker, job.worker_restarts
         made = [
-            self._actor(_Worker, job.num_servers + rank, *kind).remote() for rank in range(job.num_workers)
+            self._actor_class(_WorkerActor, job.num_servers + rank, *kind).remote()
+            for rank in range(job.num_workers)
         ]
         self.workers = made  # assigned first, so that they are ended in any case
-        self.workers, places = _by_node(made, self._get([worker.node.remote() for worker in made]))
+        self.workers, places = _by_node(made, self._get_results([worker.node.remote() for worker in made]))
         for rank, worker in enumerate(self.workers):
             part = ProcessRole("worker", rank)
             place = rank, job.num_workers, places[rank]
-            told = self._common(part, address), keys(part), self.scheduler
+            told = self._common_variables(part, address), keys(part), self.scheduler
             self._parts[worker.run.remote(place, *told, function, tuple(args))] = part
 
-    def _place(self) -> None:
+    def _reserve_bundles(self) -> None:
         """Reserve the resources of all actors."""
         job = self._job
         bundles = [dict(job.resources_per_server)] * job.num_servers
@@ -299,7 +306,7 @@ class Run:
                 f"{_ray.cluster_resources()}"
             )
 
-    def _actor(
+    def _actor_class(
         self, kind: type, bundle: int, resources: Mapping[str, float], restarts: int, **options: Any
     ) -> Any:
         """Return the class of an actor with its placement.
@@ -320,7 +327,7 @@ class Run:
             **options,
         )
 
-    def _common(self, part: ProcessRole, address: str) -> dict[str, str]:
+    def _common_variables(self, part: ProcessRole, address: str) -> dict[str, str]:
         """Return the variables that do not depend on the node of an actor."""
         job = self._job
         found = variables_of(part, job.variables, job.num_workers, job.num_servers, address)
@@ -333,13 +340,13 @@ class Run:
             found["KVSTORE_SNAPSHOT_INTERVAL"] = str(job.snapshot_interval)
         return found
 
-    def _address(self, promise: Any) -> str:
+    def _scheduler_address(self, promise: Any) -> str:
         try:
-            return str(self._get(promise))
+            return str(self._get_results(promise))
         except _ray.exceptions.RayError as error:
-            raise KVStoreError(f"the scheduler did not start: {_reason(error)}") from error
+            raise KVStoreError(f"the scheduler did not start: {_failure_reason(error)}") from error
 
-    def _get(self, promises: Any) -> Any:
+    def _get_results(self, promises: Any) -> Any:
         try:
             return _ray.get(promises, timeout=self._job.timeout)
         except _ray.exceptions.GetTimeoutError as error:
@@ -347,7 +354,7 @@ class Run:
 
     # ------------------------------------------------------------------------------------------- waiting
 
-    def _wait(self, timeout: float | None, then: str) -> list[Any]:
+    def _wait_for_workers(self, timeout: float | None, then: str) -> list[Any]:
         """Wait for all workers; `then` is the advice in the error of a wait that was too short."""
         until = None if timeout is None else time.monotonic() + timeout
         while len(self._results) < self._job.num_workers:
@@ -356,7 +363,7 @@ class Run:
                 late = [str(rank) for rank in range(self._job.num_workers) if rank not in self._results]
                 raise TimeoutError(f"not finished after {timeout:g} s: rank {', '.join(late)}; {then}")
             if self._failures:
-                self._fail()
+                self._raise_failure()
         if not self._closed:
             self._wait_for_servers()
         return [self._results[rank] for rank in range(self._job.num_workers)]
@@ -389,19 +396,19 @@ class Run:
             # The end of the process leaves the job, so that the other processes need not wait for it.
             self.workers[part.rank].__ray_terminate__.remote()
 
-    def _fail(self) -> None:
+    def _raise_failure(self) -> None:
         """End all actors, and raise the failure that is not a consequence of another failure."""
         until = time.monotonic() + _MOMENT
         while self._lacks_cause() and (left := until - time.monotonic()) > 0:
             self._process_results(left)
         self.close()
         part, error = min(self._failures, key=_consequence_rank)
-        self._failure = _failure(part, error)
+        self._failure = _actor_failure(part, error)
         raise self._failure from error
 
     def _lacks_cause(self) -> bool:
         """Return whether all failures are consequences of losses whose cause can still be reported."""
-        causes = [_cause(error) for _, error in self._failures]
+        causes = [_error_cause(error) for _, error in self._failures]
         missed = {(one.role, one.rank) for one in causes if isinstance(one, PeerLostError)}
         at_work = {(part.role, part.rank) for part in self._parts.values()}
         return all(isinstance(one, PeerLostError) for one in causes) and bool(missed & at_work)
@@ -471,7 +478,7 @@ def _consequence_rank(failed: tuple[ProcessRole, Exception]) -> int:
     An error of the function itself, or the death of a process, is never a consequence.
     """
     part, error = failed
-    cause = _cause(error)
+    cause = _error_cause(error)
     if isinstance(cause, PeerLostError):
         return 3
     if isinstance(cause, KVStoreError):
@@ -479,18 +486,18 @@ def _consequence_rank(failed: tuple[ProcessRole, Exception]) -> int:
     return 0
 
 
-def _cause(error: Exception) -> object:
+def _error_cause(error: Exception) -> object:
     """Return the exception of the function, if it raised one; else Ray's error."""
     cause = getattr(error, "cause", None)
     return error if cause is None else cause
 
 
-def _failure(part: ProcessRole, error: Exception) -> KVStoreError:
-    text = f"{part.name} failed: {_reason(error)}"
+def _actor_failure(part: ProcessRole, error: Exception) -> KVStoreError:
+    text = f"{part.name} failed: {_failure_reason(error)}"
     return WorkerError(text, rank=part.rank) if part.role == "worker" else KVStoreError(text)
 
 
-def _reason(error: Exception) -> str:
+def _failure_reason(error: Exception) -> str:
     """Return the text of an error of Ray: the error of the function, with its traceback, if it has one."""
     return str(error).strip() or type(error).__name__
 
@@ -498,7 +505,7 @@ def _reason(error: Exception) -> str:
 # ------------------------------------------------------------------------------------------------- the actors
 
 
-class _Scheduler:
+class _SchedulerActor:
     """The scheduler, in its own thread; it also counts the starts of each actor."""
 
     def __init__(self) -> None:
@@ -509,9 +516,9 @@ class _Scheduler:
 
     def start(self, common: Mapping[str, str], alone: bool, keys: bytes) -> str:
         """Start the scheduler, and return its address."""
-        host = _host(alone)
-        found = {**common, "KVSTORE_HOST": host, "KVSTORE_SCHEDULER": addresses.tcp(host, 0)}
-        threading.Thread(target=self._serve, args=(found, keys), daemon=True).start()
+        host = _actor_host(alone)
+        found = {**common, "KVSTORE_HOST": host, "KVSTORE_SCHEDULER": addresses.tcp_address(host, 0)}
+        threading.Thread(target=self._serve_job, args=(found, keys), daemon=True).start()
         if not self._bound.wait(_FIRST_WORD):
             raise TimeoutError(f"the scheduler did not report its address within {_FIRST_WORD:g} s")
         if self._error is not None:
@@ -529,22 +536,22 @@ class _Scheduler:
         self._starts[role, rank] += 1
         return self._starts[role, rank] - 1
 
-    def _serve(self, found: Mapping[str, str], keys: bytes) -> None:
+    def _serve_job(self, found: Mapping[str, str], keys: bytes) -> None:
         try:
-            with _keys(keys) as descriptor:
-                serve.run_scheduler({**process_variables(), **found, **descriptor}, self._report)
+            with _keys_file(keys) as descriptor:
+                serve.run_scheduler({**process_variables(), **found, **descriptor}, self._report_address)
         except BaseException as error:
             self._error = error
         finally:
             self._bound.set()
             self._over.set()
 
-    def _report(self, address: str) -> None:
+    def _report_address(self, address: str) -> None:
         self._address = address
         self._bound.set()
 
 
-class _Server:
+class _ServerActor:
     """A server; Ray calls `serve` again when it has started the process again."""
 
     def serve(
@@ -558,12 +565,12 @@ class _Server:
     ) -> None:
         """Run the server until the job has ended."""
         restart = _ray.get(scheduler.started.remote("server", rank))
-        own = {"KVSTORE_HOST": _host(alone), "KVSTORE_RESTART": str(restart)}
-        with _keys(keys) as descriptor:
+        own = {"KVSTORE_HOST": _actor_host(alone), "KVSTORE_RESTART": str(restart)}
+        with _keys_file(keys) as descriptor:
             serve.run_server({**process_variables(), **common, **own, **descriptor}, imports)
 
 
-class _Worker:
+class _WorkerActor:
     """A worker; Ray calls `run` again when it has started the process again."""
 
     def node(self) -> str:
@@ -582,24 +589,24 @@ class _Worker:
         """Set the variables of the job, and call the function."""
         rank, size, local = place
         restart = _ray.get(scheduler.started.remote("worker", rank))
-        with _keys(keys) as descriptor:
+        with _keys_file(keys) as descriptor:
             own = worker_variables(common["KVSTORE_JOB"], rank, size, restart, local)
             set_variables({**common, **own, **descriptor})
             return function(*args)
 
 
-def _host(alone: bool) -> str:
+def _actor_host(alone: bool) -> str:
     """Return the address of this actor for other actors."""
-    return loopback() if alone else str(_ray.util.get_node_ip_address())
+    return loopback_address() if alone else str(_ray.util.get_node_ip_address())
 
 
 @contextlib.contextmanager
-def _keys(data: bytes) -> Any:
+def _keys_file(data: bytes) -> Any:
     """Put keys into a memfd, which `settings.roles` reads."""
     if not data:
         yield {}
         return
-    descriptor = write_to_memory(Keys.from_json(data))
+    descriptor = write_to_memory(JobKeys.from_json(data))
     try:
         yield {"KVSTORE_KEYS_FD": str(descriptor)}
     finally:

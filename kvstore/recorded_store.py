@@ -58,7 +58,7 @@ class RecordedKVStore(KVStore):
 
         def end(run: Callable[[], Any]) -> Any:
             with recorded:
-                return self._end(verb, run)
+                return self._end_operation(verb, run)
 
         return end
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .stores.protocol import Backend
 
 
-class Step:
+class StepCalls:
     """The pushes of one thread in a step, and the pulls of their results. The arrays stay the caller's."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Step:
 
     def read(self, verb: str, *arguments: Any, **options: Any) -> None:
         """Record a call that reads a pushed key."""
-        self._reads.append(partial(_call, verb, arguments, options))
+        self._reads.append(partial(_call_store, verb, arguments, options))
 
     def pull(self, outs: list[Group], *arguments: Any) -> None:
         """Record a pull of pushed keys into these arrays."""
@@ -59,21 +59,21 @@ class Step:
             store._run_after([], _check_outs, store._backend, later)
         if at_once:
             in_place = all(self._outs[key] is values for key, values in self._values.items())
-            store.pushpull(*_lists(self._values), out=None if in_place else list(self._outs.values()))
+            store.pushpull(*_key_lists(self._values), out=None if in_place else list(self._outs.values()))
         elif self._values:
-            store.push(*_lists(self._values))
+            store.push(*_key_lists(self._values))
             store._run_after([], store._backend.settle_pushes)
             if self._outs:
-                store.pull(*_lists(self._outs))
+                store.pull(*_key_lists(self._outs))
         for read in self._reads:
             read(store)
 
 
-def _lists(groups: dict[Key, list[Any]]) -> tuple[list[Key], list[Any]]:
+def _key_lists(groups: dict[Key, list[Any]]) -> tuple[list[Key], list[Any]]:
     return list(groups), list(groups.values())
 
 
-def _call(verb: str, arguments: tuple[Any, ...], options: dict[str, Any], store: KVStore) -> None:
+def _call_store(verb: str, arguments: tuple[Any, ...], options: dict[str, Any], store: KVStore) -> None:
     getattr(store, verb)(*arguments, **options)
 
 

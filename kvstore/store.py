@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, SupportsIndex, Type
 import numpy as np
 
 from .arrays.element_types import dtype_named
-from .arrays.grouping import Group, Key, group, pair_rows, plain_key
+from .arrays.grouping import Group, Key, group_values, pair_rows, plain_key
 from .arrays.sparse import RowSparseArray
 from .atomic_files import checked_path
 from .base import KVStoreBase, check_capability
 from .compression import create as create_codec
-from .compression.feedback import required
-from .engine import Engine, Work
+from .compression.feedback import required_feedback
+from .engine import AsyncEngine, Work
 from .errors import (
     ArgumentError,
     ArrayError,
@@ -41,11 +41,11 @@ from .observe.counters import CALLS, Seconds, Transferred, Waits, seconds_of, wa
 from .observe.native._observe import Counters
 from .observe.timeline.marks import Marks
 from .optimizer import Optimizer, Updater
-from .optimizer.changes import REVISION, WatchedOptimizer, differing, read_by
+from .optimizer.changes import REVISION, WatchedOptimizer, differing_settings, read_by
 from .optimizer.checks import finite
 from .optimizer.update_clock import CallOrder
 from .plan import Plan
-from .step import Step, check_whole_steps, refuse_async
+from .step import StepCalls, check_whole_steps, refuse_async
 from .stores.protocol import Backend, done_and_counted
 
 if TYPE_CHECKING:
@@ -119,21 +119,21 @@ class KVStore(KVStoreBase):
         self._config = config
         self._counters = Counters(name, job_name(), backend.rank, backend.num_workers)
         concurrent = backend.begins_async and backend.waits_concurrently
-        self._engine = Engine(config.timeout, Marks(self._counters), concurrent)
+        self._engine = AsyncEngine(config.timeout, Marks(self._counters), concurrent)
         self._closed = False
         self._before_join: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._collective: CollectiveCalls | None = None
         self._making_collective = threading.Lock()
         self._side: KVStore | None = None  # of `_side_copy`
         self._has_sides = False  # of `_side_copy`
-        self._steps: dict[int, Step] = {}  # that are open, by thread
+        self._steps: dict[int, StepCalls] = {}  # that are open, by thread
         #: The caller's optimizer, and the same if the store updates with a copy of it.
         self._optimizer: Optimizer | None = None
         self._watched: WatchedOptimizer | None = None
         self._order = CallOrder()
         backend.observe(self._counters)
         self._created = time.monotonic()
-        recording.follow(self, _record)
+        recording.follow(self, _store_record)
 
     # ------------------------------------------------------------------------------------------ verbs
 
@@ -154,10 +154,10 @@ class KVStore(KVStoreBase):
         KeyKindError, ShapeError, DTypeError, ArrayError
             A key or value is not valid. No key of the call is initialised.
         """
-        groups = group(key, value)
+        groups = group_values(key, value)
         self._check_new(groups)
-        self._run_waiting(groups, self._init, groups)
-        self._count("init")
+        self._run_waiting(groups, self._init_groups, groups)
+        self._count_call("init")
 
     def _check_new(self, groups: list[Group]) -> None:
         """Raise KeyKindError for a key with the prefix of side keys."""
@@ -169,7 +169,7 @@ class KVStore(KVStoreBase):
                     f"key {key!r} begins with {SIDE!r}, the prefix of internal keys; choose another name"
                 )
 
-    def _init(self, groups: list[Group]) -> None:
+    def _init_groups(self, groups: list[Group]) -> None:
         self._backend.init(groups)
         self._count_keys(groups)
 
@@ -199,7 +199,7 @@ class KVStore(KVStoreBase):
         """
         backend = self._backend
         if self._steps and (step := self._own_step(async_op)) is not None:
-            step.push(group(key, value))
+            step.push(group_values(key, value))
             return None
         if (followed := self._watched) is not None and followed.seen != REVISION.number:
             self._send_changes(followed)
@@ -207,11 +207,11 @@ class KVStore(KVStoreBase):
         quick = quick and type(priority) is int and not async_op
         if quick and self._run_quick(key, value, None, "push"):
             return None
-        groups = group(key, value)
+        groups = group_values(key, value)
         rank = _checked_int(priority)
         if async_op:
-            return self._start("push", groups, rank, groups)
-        self._run("push", groups, groups)
+            return self._start_operation("push", groups, rank, groups)
+        self._run_verb("push", groups, groups)
         return None
 
     def pull(
@@ -240,17 +240,17 @@ class KVStore(KVStoreBase):
         if out is None:
             raise ArrayError("pull needs `out`, the array or arrays to write to")
         backend = self._backend
-        if self._steps and (step := self._own_step(async_op)) and step.has_any(group(key, out, "out")):
-            step.pull(group(key, out, "out"), key, out, _checked_int(priority), ignore_sparse)
+        if self._steps and (step := self._own_step(async_op)) and step.has_any(group_values(key, out, "out")):
+            step.pull(group_values(key, out, "out"), key, out, _checked_int(priority), ignore_sparse)
             return None
         quick = backend.has_quick_push_and_pull or (type(key) is list and backend.quick_lists)
         quick = quick and type(priority) is int and not async_op
         if quick and self._run_quick(key, None, out, "pull"):
             return None
-        groups, rank = group(key, out, "out"), _checked_int(priority)
+        groups, rank = group_values(key, out, "out"), _checked_int(priority)
         if async_op:
-            return self._start("pull", groups, rank, groups, ignore_sparse)
-        self._run("pull", groups, groups, ignore_sparse)
+            return self._start_operation("pull", groups, rank, groups, ignore_sparse)
+        self._run_verb("pull", groups, groups, ignore_sparse)
         return None
 
     def pushpull(
@@ -277,18 +277,18 @@ class KVStore(KVStoreBase):
         """
         rank = priority if type(priority) is int else _checked_int(priority)
         if self._steps and (step := self._own_step(async_op)) is not None:
-            given = group(key, value)
-            step.push(given, given if out is None else group(key, out, "out"))
+            given = group_values(key, value)
+            step.push(given, given if out is None else group_values(key, out, "out"))
             return None
         if (followed := self._watched) is not None and followed.seen != REVISION.number:
             self._send_changes(followed)
         if not async_op and self._run_quick(key, value, out):
             return None
-        groups = group(key, value)
-        outs = None if out is None else group(key, out, "out")
+        groups = group_values(key, value)
+        outs = None if out is None else group_values(key, out, "out")
         if async_op:
-            return self._start("pushpull", groups, rank, groups, outs)
-        self._run("pushpull", groups, groups, outs)
+            return self._start_operation("pushpull", groups, rank, groups, outs)
+        self._run_verb("pushpull", groups, groups, outs)
         return None
 
     def bind(self, key: Any, value: Any, out: Any = None) -> Plan:
@@ -316,7 +316,9 @@ class KVStore(KVStoreBase):
         """
         if not self._backend.can_bind:
             raise CapabilityError(f"store {self._type!r} does not support bind; call pushpull")
-        return self._plan(self, group(key, value), None if out is None else group(key, out, "out"))
+        return self._plan(
+            self, group_values(key, value), None if out is None else group_values(key, out, "out")
+        )
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Initialise keys with the values of rank 0 and write these values to `out`.
@@ -325,12 +327,12 @@ class KVStore(KVStoreBase):
         """
         if out is None:
             raise ArrayError("broadcast needs `out`, the array or arrays to write to")
-        groups, outs = group(key, value), group(key, out, "out")
+        groups, outs = group_values(key, value), group_values(key, out, "out")
         self._check_new(groups)
-        self._run_waiting(groups, self._broadcast, groups, outs)
-        self._count("init")
+        self._run_waiting(groups, self._broadcast_groups, groups, outs)
+        self._count_call("init")
 
-    def _broadcast(self, groups: list[Group], outs: list[Group]) -> None:
+    def _broadcast_groups(self, groups: list[Group], outs: list[Group]) -> None:
         from .stores.outs import check_first_outs
 
         for key, on_gpu in check_first_outs(groups, outs):
@@ -380,8 +382,8 @@ class KVStore(KVStoreBase):
             step.read("row_sparse_pull", key, out, priority, row_ids)
             return None
         if async_op:
-            return self._start("row_sparse_pull", keys, rank, wanted)
-        self._run("row_sparse_pull", keys, wanted)
+            return self._start_operation("row_sparse_pull", keys, rank, wanted)
+        self._run_verb("row_sparse_pull", keys, wanted)
         return None
 
     @contextmanager
@@ -436,14 +438,14 @@ class KVStore(KVStoreBase):
         thread = get_ident()
         if thread in self._steps:
             raise ConfigError("this thread is in a step of this store already; steps do not nest")
-        step = self._steps[thread] = Step()
+        step = self._steps[thread] = StepCalls()
         try:
             yield
         finally:
             del self._steps[thread]
         step.send(self)
 
-    def _own_step(self, async_op: bool) -> Step | None:
+    def _own_step(self, async_op: bool) -> StepCalls | None:
         """Return the step of the calling thread."""
         step = self._steps.get(get_ident())
         if step is not None:
@@ -564,8 +566,8 @@ class KVStore(KVStoreBase):
 
         self._side = side = self._side_copy()
         place = self.rank, self.num_workers, self._backend.waits_concurrently
-        expects = _never if outlives_workers(self) else self._backend.expects
-        return SideKeys(*place, self._engine, side.init, side.pushpull, side._start, expects)
+        expects = _never_divides if outlives_workers(self) else self._backend.expects
+        return SideKeys(*place, self._engine, side.init, side.pushpull, side._start_operation, expects)
 
     def _side_copy(self) -> KVStore:
         """Return a store for side keys, with the same engine, and with counters that are not published."""
@@ -606,11 +608,11 @@ class KVStore(KVStoreBase):
                 f"set_optimizer takes an Optimizer such as kv.optimizer.create('sgd'), not {optimizer!r}"
             )
         self._run_after_all(
-            partial(self._install, optimizer, partial(self._backend.set_optimizer, optimizer))
+            partial(self._install_optimizer, optimizer, partial(self._backend.set_optimizer, optimizer))
         )
         self._log_change("optimizer of store %r: %r", self._type, optimizer)
 
-    def _install(self, optimizer: Optimizer | None, install: Callable[[], None]) -> None:
+    def _install_optimizer(self, optimizer: Optimizer | None, install: Callable[[], None]) -> None:
         install()
         self._optimizer, self._watched = optimizer, None
         self._watch_optimizer()
@@ -633,17 +635,17 @@ class KVStore(KVStoreBase):
             self._send_changes(followed)
 
     def _send_changes(self, followed: WatchedOptimizer) -> None:
-        changes, config, number = followed.changed()
+        changes, config, number = followed.changed_settings()
         if changes:
             self._run_after_all(partial(self._backend.configure, changes))
-        followed.note(config, number)
+        followed.note_config(config, number)
 
     def _change_settings(self, changes: dict[str, Any]) -> None:
         """Change settings of the store's optimizer, and those of the caller's object."""
         self._send_new_settings()
         self._run_after_all(partial(self._backend.configure, changes))
         if self._watched is not None:
-            self._watched.apply(changes)
+            self._watched.apply_changes(changes)
 
     def _load_settings(self, adopt: Callable[[], None]) -> None:
         """Run a function that can read settings from a file.
@@ -653,10 +655,10 @@ class KVStore(KVStoreBase):
         before = _config_of(self._backend.updater)
         adopt()
         after = _config_of(self._backend.updater)
-        changes = differing(after, before) if before and after else {}
+        changes = differing_settings(after, before) if before and after else {}
         self._watch_optimizer()
         if self._watched is not None and changes:
-            self._watched.apply(changes)
+            self._watched.apply_changes(changes)
 
     def update_optimizer(self, **changes: Any) -> None:
         """Change settings of the optimizer. The change takes effect at the next push of each key.
@@ -701,7 +703,9 @@ class KVStore(KVStoreBase):
         if updater is not None and not callable(updater):
             raise ArgumentError(f"set_updater takes a callable updater(key, merged, stored), not {updater!r}")
         optimizer = updater.optimizer if isinstance(updater, Updater) else None
-        self._run_after_all(partial(self._install, optimizer, partial(self._backend.set_updater, updater)))
+        self._run_after_all(
+            partial(self._install_optimizer, optimizer, partial(self._backend.set_updater, updater))
+        )
         self._log_change("updater of store %r: %r", self._type, updater)
 
     def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
@@ -751,7 +755,7 @@ class KVStore(KVStoreBase):
         """
         self._check_compresses()
         path = checked_path(fname)
-        self._run_after_all(lambda: required(self._backend.feedback, "save_residuals").save(path))
+        self._run_after_all(lambda: required_feedback(self._backend.feedback, "save_residuals").save(path))
 
     def load_residuals(self, fname: PathLike) -> None:
         """Read the residuals that `save_residuals` wrote. All keys of the file must be initialised.
@@ -769,7 +773,7 @@ class KVStore(KVStoreBase):
         self._check_compresses()
         path = checked_path(fname)
         self._run_after_all(
-            lambda: required(self._backend.feedback, "load_residuals").load(
+            lambda: required_feedback(self._backend.feedback, "load_residuals").load(
                 path, self._backend.key_templates()
             )
         )
@@ -827,7 +831,7 @@ class KVStore(KVStoreBase):
         """
         from .checkpoint import values
 
-        self._run_after_all(partial(values.save, self._backend, checked_path(path)))
+        self._run_after_all(partial(values.save_values, self._backend, checked_path(path)))
 
     def load(self, path: PathLike) -> None:
         """Read the values that `save` wrote. Existing keys are overwritten; other keys are initialised.
@@ -840,7 +844,7 @@ class KVStore(KVStoreBase):
         """
         from .checkpoint import values
 
-        write_with(self, partial(values.load, path=checked_path(path)))
+        write_with(self, partial(values.load_values, path=checked_path(path)))
 
     # --------------------------------------------------------------------------------------- the job
 
@@ -882,14 +886,14 @@ class KVStore(KVStoreBase):
         ArgumentError, ConfigError
             `timeout` is not a number, or is negative.
         """
-        seconds = _seconds(timeout)
+        seconds = _checked_seconds(timeout)
         self._check_open()
         return self._backend.num_dead_nodes(seconds)
 
     def barrier(self) -> None:
         """Wait until every worker has called `barrier`. It does not wait for asynchronous operations."""
         self._run_waiting([], self._backend.barrier)
-        self._count("barrier")
+        self._count_call("barrier")
 
     def join(self) -> None:
         """Declare that this worker has no more batches. Rounds no longer wait for it.
@@ -1000,7 +1004,7 @@ class KVStore(KVStoreBase):
         places = self.placement()
         numbers = self._counters.read()
         return Statistics(
-            *_sizes(places),
+            *_placement_sizes(places),
             *self._pushes_and_pulls(),
             numbers["rounds"],
             numbers["losses"],
@@ -1109,7 +1113,7 @@ class KVStore(KVStoreBase):
             self._engine.wait_for(key for key, _ in groups)
         return self._run_locked(run, *args)
 
-    def _run(self, verb: str, groups: list[Group], *arguments: Any) -> None:
+    def _run_verb(self, verb: str, groups: list[Group], *arguments: Any) -> None:
         """Run a method; without the lock if several threads can wait concurrently."""
         if not self._backend.waits_concurrently or self._engine.in_own_operation():
             call = getattr(self._backend, verb)
@@ -1120,10 +1124,10 @@ class KVStore(KVStoreBase):
             self._run_after(groups, self._backend.begin, verb, arguments, None)()
         else:
             keys = [key for key, _ in groups]
-            self._run_with_keys(keys, self._begin, verb, keys, arguments, None)
-        self._count(verb)
+            self._run_with_keys(keys, self._begin_operation, verb, keys, arguments, None)
+        self._count_call(verb)
 
-    def _count(self, verb: str) -> None:
+    def _count_call(self, verb: str) -> None:
         """Count a successful call."""
         self._counters.count(_CALL[verb])
 
@@ -1154,18 +1158,20 @@ class KVStore(KVStoreBase):
         finally:
             self._engine.key_locks.release(keys)
 
-    def _begin(
+    def _begin_operation(
         self, verb: str, keys: list[Key], arguments: tuple[Any, ...], priority: int | None
     ) -> Callable[[], None]:
         """Begin an operation under the lock, which is released during waits for other workers."""
         if self._backend.locks_keys:
-            begun = self._run_locked(self._enter, verb, keys, arguments, priority)
+            begun = self._run_locked(self._enter_operation, verb, keys, arguments, priority)
             if begun is not None:
                 return begun  # type: ignore[no-any-return]
             self._engine.run_unlocked(self._backend.wait_for_free_slot, verb, keys)
         return self._run_locked(self._backend.begin, verb, arguments, priority)  # type: ignore[no-any-return]
 
-    def _enter(self, verb: str, keys: list[Key], arguments: tuple[Any, ...], priority: int | None) -> Any:
+    def _enter_operation(
+        self, verb: str, keys: list[Key], arguments: tuple[Any, ...], priority: int | None
+    ) -> Any:
         """Acquire the keys, and begin the operation if it needs no wait; else return None."""
         self._acquire_keys(keys)
         if self._backend.is_clear(verb, keys):
@@ -1181,9 +1187,9 @@ class KVStore(KVStoreBase):
         if not self._backend.locks_keys or self._engine.in_own_operation():
             return self._run_after(groups, run, *args)
         keys = [key for key, _ in groups]
-        return self._run_with_keys(keys, self._acquired, keys, partial(run, *args))
+        return self._run_with_keys(keys, self._run_acquired, keys, partial(run, *args))
 
-    def _acquired(self, keys: list[Key], run: Callable[[], Any]) -> Callable[[], Any]:
+    def _run_acquired(self, keys: list[Key], run: Callable[[], Any]) -> Callable[[], Any]:
         self._run_locked(self._acquire_keys, keys)
         return run
 
@@ -1308,7 +1314,7 @@ class KVStore(KVStoreBase):
             except RuntimeError:
                 pass
 
-    def _start(
+    def _start_operation(
         self,
         verb: str,
         groups: list[Group],
@@ -1339,9 +1345,9 @@ class KVStore(KVStoreBase):
         # A started operation cannot be withdrawn.
         with nullcontext() if waits else self._engine.thread_started(what):
             try:
-                run = self._begin(verb, keys, arguments, priority)
+                run = self._begin_operation(verb, keys, arguments, priority)
             except Exception as error:
-                run = partial(_raise, error)
+                run = partial(_raise_error, error)
             finally:
                 self._engine.key_locks.release(keys)
             if waits:
@@ -1353,15 +1359,15 @@ class KVStore(KVStoreBase):
         updater = self._backend.updater
         if updater is None or verb not in ("push", "pushpull") or self._backend.begins_async:
             return call
-        return self._order.placed(updater.optimizer, keys, call)
+        return self._order.timed_push(updater.optimizer, keys, call)
 
     def _counted_end(self, verb: str, groups: list[Group]) -> Callable[[Callable[[], Any]], Any]:
         """Begin an asynchronous operation; the returned function completes and counts it."""
-        return partial(self._end, verb)
+        return partial(self._end_operation, verb)
 
-    def _end(self, verb: str, run: Callable[[], Any]) -> Any:
+    def _end_operation(self, verb: str, run: Callable[[], Any]) -> Any:
         result = run()
-        self._count(verb)
+        self._count_call(verb)
         return result
 
     def _check_updater(self, verb: str) -> None:
@@ -1388,7 +1394,7 @@ def starts_quick_sums(store: KVStore) -> bool:
     return store._backend.starts_quick_sums
 
 
-def divides(store: KVStore, values: Iterable[Any]) -> bool:
+def can_divide_values(store: KVStore, values: Iterable[Any]) -> bool:
     """Return whether `start_pushpull` can divide such values."""
     return store._backend.can_divide(values)
 
@@ -1403,19 +1409,19 @@ def start_pushpull(
 ) -> Work:
     """Begin a `pushpull` of keys with one array each; the values are divided by `divisor`.
 
-    The result has the bits of a division before the sum. Unless the divisor is 1, `divides` must return True
-    for the arrays. `waits`: the caller waits for the result next, and can then run the last part of the
-    operation.
+    The result has the bits of a division before the sum. Unless the divisor is 1, `can_divide_values` must
+    return True for the arrays. `waits`: the caller waits for the result next, and can then run the last part
+    of the operation.
     """
     if store._steps:
         store._own_step(async_op=True)  # raises in a step
     store._send_new_settings()
     if waits and type(key) is list and (work := store._start_quick_sum(key, value, out, divisor)) is not None:
         return work
-    groups = group(key, value)
-    outs = None if out is None else group(key, out, "out")
+    groups = group_values(key, value)
+    outs = None if out is None else group_values(key, out, "out")
     by = (divisor,) if divisor > 1 else ()
-    return store._start("pushpull", groups, 0, groups, outs, *by, waits=waits)
+    return store._start_operation("pushpull", groups, 0, groups, outs, *by, waits=waits)
 
 
 def call_before_join(store: KVStore, announce: Callable[[], None]) -> None:
@@ -1450,7 +1456,7 @@ def write_with(store: KVStore, run: Callable[[Backend], None]) -> None:
 
     def write(backend: Backend) -> None:
         store._load_settings(partial(run, backend))
-        store._counters.hold(*_sizes(backend.placement()))
+        store._counters.hold(*_placement_sizes(backend.placement()))
 
     read_with(store, write)
 
@@ -1481,7 +1487,7 @@ def counters_of(store: Any) -> Counters | None:
     return store._counters if isinstance(store, KVStore) else None
 
 
-def _record(store: KVStore) -> StoreRecord:
+def _store_record(store: KVStore) -> StoreRecord:
     """Describe a store for a timeline, as `describe_state` does."""
     from .observe.timeline.sources import StoreRecord
 
@@ -1505,21 +1511,21 @@ def _config_of(updater: Updater | None) -> dict[str, Any]:
         return {}
 
 
-def _sizes(places: dict[Key, list[tuple[str, int]]]) -> tuple[int, int]:
+def _placement_sizes(places: dict[Key, list[tuple[str, int]]]) -> tuple[int, int]:
     """Return the number of keys, and the size of their values in bytes."""
     return len(places), sum(size for parts in places.values() for _, size in parts)
 
 
-def _never(rank: int) -> bool:
+def _never_divides(rank: int) -> bool:
     """Return False: if workers can be restarted, a round can lack a worker that is present."""
     return False
 
 
-def _raise(error: Exception) -> None:
+def _raise_error(error: Exception) -> None:
     raise error
 
 
-def _seconds(timeout: Any) -> float:
+def _checked_seconds(timeout: Any) -> float:
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float, np.integer, np.floating)):
         raise ArgumentError(f"timeout must be a number of seconds, not {timeout!r}")
     if not timeout >= 0:

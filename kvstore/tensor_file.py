@@ -44,7 +44,9 @@ _DAMAGE = (
 # ------------------------------------------------------------------------------------------------ writing
 
 
-def write(path: str, format_: str, content: str, tensors: Mapping[str, Array], field: str = "content") -> str:
+def write_file(
+    path: str, format_: str, content: str, tensors: Mapping[str, Array], field: str = "content"
+) -> str:
     """Write `tensors` and the text `content`, under the name `field` in the metadata; return the checksum.
 
     Raises
@@ -55,7 +57,7 @@ def write(path: str, format_: str, content: str, tensors: Mapping[str, Array], f
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    bits, metadata = _sealed(format_, content, tensors, field)
+    bits, metadata = _add_checksum(format_, content, tensors, field)
     with atomic_replacement(path) as beside:
         try:
             save_file(bits, beside, metadata)
@@ -64,11 +66,11 @@ def write(path: str, format_: str, content: str, tensors: Mapping[str, Array], f
     return metadata["checksum"]
 
 
-def packed(format_: str, content: str, tensors: Mapping[str, Array]) -> bytes:
-    """Return the bytes of the file that `write` writes."""
+def pack_file(format_: str, content: str, tensors: Mapping[str, Array]) -> bytes:
+    """Return the bytes of the file that `write_file` writes."""
     from safetensors.numpy import save
 
-    return save(*_sealed(format_, content, tensors, "content"))
+    return save(*_add_checksum(format_, content, tensors, "content"))
 
 
 def checksum(text: str, tensors: Mapping[str, Array]) -> str:
@@ -86,7 +88,7 @@ def as_bits(tensors: Mapping[str, Array]) -> dict[str, Array]:
     return {name: a.view(np.uint16) if a.dtype.name == "bfloat16" else a for name, a in tensors.items()}
 
 
-def _sealed(
+def _add_checksum(
     format_: str, content: str, tensors: Mapping[str, Array], field: str
 ) -> tuple[dict[str, Array], dict[str, str]]:
     try:
@@ -111,42 +113,42 @@ def _as_system_says(error: Exception) -> OSError:
 # ------------------------------------------------------------------------------------------------ reading
 
 
-def read(
+def read_file(
     path: str, format_: str, parse: Parse[Content], field: str = "content", checksum: str | None = None
 ) -> Content:
-    """Read a file of `write`, and return the result of ``parse(content, tensors)``.
+    """Read a file of `write_file`, and return the result of ``parse(content, tensors)``.
 
     Raises
     ------
     StateFileError
-        The file is damaged, has another format or another `checksum` than `write` has returned, or `parse`
-        fails. The error for a file that cannot be read is also the OSError of the system.
+        The file is damaged, has another format or another `checksum` than `write_file` has returned, or
+        `parse` fails. The error for a file that cannot be read is also the OSError of the system.
     """
-    metadata, tensors = raw(path)
-    with _refused(format_, f"{os.fsdecode(path)}: "):
+    metadata, tensors = read_raw(path)
+    with _damage_errors(format_, f"{os.fsdecode(path)}: "):
         if checksum not in (None, metadata.get("checksum")):
             raise StateFileError("it is damaged, or another file than the one that was written")
-        return _parsed(metadata, tensors, format_, parse, field)
+        return _parse_content(metadata, tensors, format_, parse, field)
 
 
-def unpacked(data: bytes, format_: str, parse: Parse[Content]) -> Content:
-    """Return the result of ``parse(content, tensors)`` for the bytes of `packed`.
+def unpack_file(data: bytes, format_: str, parse: Parse[Content]) -> Content:
+    """Return the result of ``parse(content, tensors)`` for the bytes of `pack_file`.
 
-    The errors are those of `read`.
+    The errors are those of `read_file`.
     """
     from safetensors.numpy import load
 
     data = bytes(data)
-    with _refused(format_):
-        return _parsed(_metadata(data), load(data), format_, parse, "content")
+    with _damage_errors(format_):
+        return _parse_content(_file_metadata(data), load(data), format_, parse, "content")
 
 
-def raw(path: str) -> tuple[dict[str, str], dict[str, Array]]:
+def read_raw(path: str) -> tuple[dict[str, str], dict[str, Array]]:
     """Return the metadata and tensors of any safetensors file, unchecked.
 
     The errors are those of `read_header`.
     """
-    with _opened(path) as file:
+    with _open_tensors(path) as file:
         names = file.keys()
         return file.metadata() or {}, {name: file.get_tensor(name) for name in names}
 
@@ -159,13 +161,13 @@ def read_header(path: str) -> list[tuple[str, list[int], str]]:
     StateFileError
         The file is damaged, or is no safetensors file.
     """
-    with _opened(path) as file:
+    with _open_tensors(path) as file:
         slices = [(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118 - no mapping
         return [(name, list(one.get_shape()), str(one.get_dtype())) for name, one in slices]
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[Any]:
+def _open_tensors(path: str) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -182,7 +184,7 @@ def _opened(path: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _refused(format_: str, where: str = "") -> Iterator[None]:
+def _damage_errors(format_: str, where: str = "") -> Iterator[None]:
     """Raise StateFileError for any damage that the body finds."""
     from safetensors import SafetensorError
 
@@ -197,12 +199,12 @@ def _refused(format_: str, where: str = "") -> Iterator[None]:
 def _check_head(head: bytes, size: int) -> None:
     """Raise StateFileError if the head of a file is not that of a safetensors file."""
     if head[8:9] != b"{":
-        raise StateFileError(_foreign(head))
+        raise StateFileError(_foreign_error(head))
     if int.from_bytes(head[:8], "little") > min(size - 8, _MAX_HEADER):
         raise StateFileError("this is a damaged safetensors file: it is cut short")
 
 
-def _foreign(head: bytes) -> str:
+def _foreign_error(head: bytes) -> str:
     if head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5"):
         return (
             "this is a pickle, as MXNet writes its .states files; reading one runs the code in it, so "
@@ -212,13 +214,13 @@ def _foreign(head: bytes) -> str:
     return "this is not a safetensors file: it is empty, damaged or in another format"
 
 
-def _metadata(data: bytes) -> dict[str, str]:
+def _file_metadata(data: bytes) -> dict[str, str]:
     _check_head(data[:9], len(data))
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return dict(header.get("__metadata__") or {})
 
 
-def _parsed(
+def _parse_content(
     metadata: Mapping[str, str],
     tensors: dict[str, Array],
     format_: str,

@@ -87,12 +87,12 @@ class WaitClock:
         return self._describe(time.monotonic() - self._start)
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Return the seconds until the end; 0 after it."""
         return max(0.0, self._timeout - (time.monotonic() - self._start))
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Return whether the timeout had passed at the last reading."""
         return self.waited > self._timeout
 
@@ -105,7 +105,7 @@ class WaitClock:
         """Return whether at most so many seconds were left until the notice at the last reading."""
         return self.waited > self._notice - seconds
 
-    def tells(self) -> bool:
+    def notice_due(self) -> bool:
         """Return whether the notice is due; True once."""
         due = not self._told and self.waited > self._notice
         self._told = self._told or due

@@ -40,7 +40,7 @@ def torch(fake: LazyDriver, monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
 
 
 def seen(obj: Any, write: bool = False) -> arrays.DeviceView:
-    return arrays.view(obj, "it", streams.Stream(0, 1), write)
+    return arrays.view_array(obj, "it", streams.DeviceStream(0, 1), write)
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
@@ -54,12 +54,12 @@ def dtype_of(name: str) -> np.dtype[Any]:
     "obj", [np.zeros(3), None, "text", 3, [1], 2.5, np.float32(1), kv.RowSparseArray.zeros((3, 2)), object()]
 )
 def test_what_lies_on_the_host_never_asks_the_driver(obj: Any) -> None:
-    before = driver.use(None)
+    before = driver.replace_driver(None)
     try:
         assert arrays.device_of(obj) is None
-        assert driver.use(None) is None
+        assert driver.replace_driver(None) is None
     finally:
-        driver.use(before)
+        driver.replace_driver(before)
 
 
 def test_an_interface_tells_its_device_by_its_address(fake: LazyDriver) -> None:
@@ -83,7 +83,7 @@ class Lender:
         self.asked.append(options)
         shape, address = self.array.shape, self.array.ctypes.data
         version, device = options.get("max_version"), self.__dlpack_device__()
-        return dlpack.export(self, address, shape, self.array.dtype, device, False, version)
+        return dlpack.export_capsule(self, address, shape, self.array.dtype, device, False, version)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ def test_dlpack_tells_its_device(kind: int, device: int | None) -> None:
 def test_capsules_go_there_and_back(name: str, shape: tuple[int, ...], version: Any) -> None:
     array = np.ones(shape, dtype_of(name))
     owner = Lender(array)
-    capsule = dlpack.export(owner, array.ctypes.data, shape, array.dtype, (2, 5), False, version)
+    capsule = dlpack.export_capsule(owner, array.ctypes.data, shape, array.dtype, (2, 5), False, version)
     got = dlpack.ImportedTensor(capsule, "it", dlpack.ON_GPU)
     assert (got.address, got.shape, got.dtype) == (
         array.ctypes.data if array.size else got.address,
@@ -123,7 +123,7 @@ def test_capsules_go_there_and_back(name: str, shape: tuple[int, ...], version: 
 def test_a_capsule_that_is_not_used_releases_its_memory(version: Any) -> None:
     owner = Lender(np.ones(3))
     alive = weakref.ref(owner)
-    dlpack.export(owner, owner.array.ctypes.data, (3,), owner.array.dtype, (2, 0), False, version)
+    dlpack.export_capsule(owner, owner.array.ctypes.data, (3,), owner.array.dtype, (2, 0), False, version)
     del owner
     assert alive() is None
 
@@ -164,12 +164,12 @@ def test_we_read_numpy_s_capsules() -> None:
 def test_read_only_memory_is_lent_to_consumers_that_can_be_told() -> None:
     array = np.ones(3)
     with pytest.raises(BufferError, match="read-only"):
-        dlpack.export(array, array.ctypes.data, (3,), array.dtype, (2, 0), True, None)
+        dlpack.export_capsule(array, array.ctypes.data, (3,), array.dtype, (2, 0), True, None)
     if not EXPRESSES_READ_ONLY:
         with pytest.raises(BufferError, match="readonly"):
-            dlpack.export(array, array.ctypes.data, (3,), array.dtype, (2, 0), True, (1, 0))
+            dlpack.export_capsule(array, array.ctypes.data, (3,), array.dtype, (2, 0), True, (1, 0))
         return
-    capsule = dlpack.export(array, array.ctypes.data, (3,), array.dtype, (2, 0), True, (1, 0))
+    capsule = dlpack.export_capsule(array, array.ctypes.data, (3,), array.dtype, (2, 0), True, (1, 0))
     assert dlpack.ImportedTensor(capsule, "it", dlpack.ON_GPU).readonly
     with pytest.raises(kv.ArrayError, match="no DLPack capsule"):
         dlpack.ImportedTensor(capsule, "it", dlpack.ON_GPU)  # it was used
@@ -183,7 +183,7 @@ def test_what_is_no_capsule() -> None:
 @pytest.mark.parametrize("old", [False, True])
 def test_a_dlpack_producer_orders_its_work_before_our_stream(fake: LazyDriver, old: bool) -> None:
     lender = Lender(np.ones((2, 3), np.float32), old=old)
-    view = arrays.view(lender, "it", streams.Stream(1, 0x77, None))
+    view = arrays.view_array(lender, "it", streams.DeviceStream(1, 0x77, None))
     assert lender.asked[0]["stream"] == 0x77
     assert (view.address, view.device, view.shape) == (lender.array.ctypes.data, 1, (2, 3))
     assert view.contiguous
@@ -277,7 +277,7 @@ def test_strides(fake: LazyDriver, shape: tuple[int, ...], strides: tuple[int, .
     assert view.contiguous is whole
     if not whole:
         with pytest.raises(kv.ArrayError, match="not contiguous"):
-            arrays.gathered(view, "it", streams.Stream(0, 1))
+            arrays.gather_copy(view, "it", streams.DeviceStream(0, 1))
 
 
 def test_memory_of_the_host_behind_an_interface(fake: LazyDriver) -> None:
@@ -331,11 +331,11 @@ def test_subclasses_of_tensors_are_tensors(torch: FakeTorch) -> None:
 
 
 def test_transposed_tensors_are_gathered_by_torch_on_our_stream(torch: FakeTorch, fake: LazyDriver) -> None:
-    stream = streams.Stream(0, new_stream(), torch)
+    stream = streams.DeviceStream(0, new_stream(), torch)
     content = np.arange(6, dtype=np.float32).reshape(2, 3)
-    view = arrays.view(torch.tensor(content, transposed=True), "it", stream)
+    view = arrays.view_array(torch.tensor(content, transposed=True), "it", stream)
     assert not view.contiguous
-    whole = arrays.gathered(view, "it", stream)
+    whole = arrays.gather_copy(view, "it", stream)
     host = np.empty((2, 3), np.float32)
     memory.host_copy(fake, whole.address, host, stream.handle, 0)  # type: ignore[arg-type]
     np.testing.assert_array_equal(host, content)
@@ -390,24 +390,24 @@ def test_a_tail_makes_others_wait(fake: LazyDriver) -> None:
     for seed in range(20):
         fake._random.seed(seed)
         array, copy = GpuArray(fake, np.zeros(4)), GpuArray(fake, np.zeros(4))
-        first, then = streams.Stream(0, new_stream(), fake), streams.Stream(0, new_stream(), fake)
+        first, then = streams.DeviceStream(0, new_stream(), fake), streams.DeviceStream(0, new_stream(), fake)
         tail = streams.StreamCursor(fake, first)  # type: ignore[arg-type]
         fake.run_all()
         ones = np.ones(4)
         fake.copy(array.address, ones.ctypes.data, 32, first.handle, 0)
-        tail.moved()
-        tail.hold(then)
+        tail.note_work()
+        tail.hold_stream(then)
         fake.copy(copy.address, array.address, 32, then.handle, 0)
         copy.stream = then.handle
         np.testing.assert_array_equal(copy.get(), ones)
 
 
 def test_a_stream_of_unknown_life_is_never_used_later(fake: LazyDriver) -> None:
-    first, then = streams.Stream(0, new_stream()), streams.Stream(0, new_stream())
+    first, then = streams.DeviceStream(0, new_stream()), streams.DeviceStream(0, new_stream())
     tail = streams.StreamCursor(fake, first)  # type: ignore[arg-type]
-    tail.moved()
+    tail.note_work()
     queued = len(fake._streams[0, first.handle])
-    tail.hold(then)
+    tail.hold_stream(then)
     assert len(fake._streams[0, first.handle]) == queued
 
 
@@ -415,18 +415,18 @@ def test_a_stream_of_unknown_life_is_never_used_later(fake: LazyDriver) -> None:
 
 
 def test_memory_goes_back(fake: LazyDriver) -> None:
-    held = memory.Memory(fake, 1, 100)  # type: ignore[arg-type]
+    held = memory.DeviceMemory(fake, 1, 100)  # type: ignore[arg-type]
     assert fake.in_use(1) == 100
     del held
     assert fake.leftovers() == {"bytes": 0, "events": 0, "streams": 0}
-    assert memory.Memory(fake, 0, 0).address == 0  # type: ignore[arg-type]
+    assert memory.DeviceMemory(fake, 0, 0).address == 0  # type: ignore[arg-type]
 
 
 def test_pinned_blocks_are_used_again_only_when_their_copy_is_made(fake: LazyDriver) -> None:
     spot = gpu_context.GpuContext(fake, 0)  # type: ignore[arg-type]
     targets = [GpuArray(fake, np.zeros(8)) for _ in range(30)]
     fake.run_all()
-    stream = streams.Stream(0, new_stream(), fake)
+    stream = streams.DeviceStream(0, new_stream(), fake)
     for number, target in enumerate(targets):
         content = np.full(8, float(number))
         spot.upload(target.address, content, stream)
@@ -443,21 +443,21 @@ def test_pinned_blocks_are_used_again_only_when_their_copy_is_made(fake: LazyDri
 
 def test_what_is_kept_is_kept_until_the_work_is_done(fake: LazyDriver) -> None:
     spot = gpu_context.GpuContext(fake, 0)  # type: ignore[arg-type]
-    stream = streams.Stream(0, new_stream(), fake)
+    stream = streams.DeviceStream(0, new_stream(), fake)
     held = Lender(np.ones(3))
     alive = weakref.ref(held)
-    spot.keep([held], stream)
+    spot.hold_references([held], stream)
     del held
     assert alive() is not None
     fake.run_all()
-    spot.keep([], stream)
+    spot.hold_references([], stream)
     assert alive() is None
     spot.close()
 
 
 def own(fake: LazyDriver, content: Array, readonly: bool = False) -> arrays.DeviceArray:
-    held = memory.Memory(fake, 0, content.nbytes)  # type: ignore[arg-type]
-    stream = streams.Stream(0, new_stream(), fake)
+    held = memory.DeviceMemory(fake, 0, content.nbytes)  # type: ignore[arg-type]
+    stream = streams.DeviceStream(0, new_stream(), fake)
     if content.nbytes:
         fake.copy(held.address, content.ctypes.data, content.nbytes, stream.handle, 0)
     return arrays.DeviceArray(held, content.dtype, content.shape, stream, readonly)
@@ -524,7 +524,7 @@ def test_lengths_and_copies_of_our_arrays(fake: LazyDriver) -> None:
 def test_a_missing_extra_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
     with pytest.raises(kv.MissingBackendError, match=r"kvstore-train\[cuda\]"):
-        driver.Driver()
+        driver.CudaDriver()
 
 
 def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -535,11 +535,11 @@ def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bindings, "cuInit", no_library, raising=False)
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", bindings)
     with pytest.raises(kv.MissingBackendError, match=r"no usable NVIDIA driver or GPU .*: libcuda\.so\.1"):
-        driver.Driver()
+        driver.CudaDriver()
 
 
 def test_the_child_of_a_fork_is_told(fake: LazyDriver) -> None:
     fake.pid -= 1
     with pytest.raises(kv.KVStoreError, match="forked"):
-        driver.get()
+        driver.get_driver()
     fake.pid += 1

@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore as kv
-from kvstore.engine import Engine, Work, ended_at
+from kvstore.engine import AsyncEngine, Work, ended_at
 from kvstore.key_locks import LockWaiter
 
 Body = Callable[..., subprocess.CompletedProcess[str]]
@@ -45,14 +45,14 @@ class Gate:
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    made = Engine(timeout=PATIENCE)
+def engine() -> Iterator[AsyncEngine]:
+    made = AsyncEngine(timeout=PATIENCE)
     yield made
     made.close()
 
 
 @pytest.fixture
-def gate(engine: Engine) -> Iterator[Gate]:
+def gate(engine: AsyncEngine) -> Iterator[Gate]:
     """The engine's thread is busy until the gate opens."""
     made = Gate()
     engine.submit(["gate"], made, 0, "gate")
@@ -61,14 +61,14 @@ def gate(engine: Engine) -> Iterator[Gate]:
     made.open()
 
 
-def submit(engine: Engine, log: list[Any], name: Any, keys: Any, priority: int = 0) -> Work:
+def submit(engine: AsyncEngine, log: list[Any], name: Any, keys: Any, priority: int = 0) -> Work:
     return engine.submit(keys, lambda: log.append(name), priority, str(name))
 
 
 # ----------------------------------------------------------------------------------------------------- order
 
 
-def test_the_highest_priority_runs_first_and_among_equals_the_oldest(engine: Engine, gate: Gate) -> None:
+def test_the_highest_priority_runs_first_and_among_equals_the_oldest(engine: AsyncEngine, gate: Gate) -> None:
     log: list[Any] = []
     for number, priority in enumerate([0, 5, -3, 5, 0, 7]):
         submit(engine, log, number, [number], priority)
@@ -77,7 +77,9 @@ def test_the_highest_priority_runs_first_and_among_equals_the_oldest(engine: Eng
     assert log == [5, 1, 3, 0, 4, 2]
 
 
-def test_one_key_s_operations_run_in_call_order_whatever_their_priority(engine: Engine, gate: Gate) -> None:
+def test_one_key_s_operations_run_in_call_order_whatever_their_priority(
+    engine: AsyncEngine, gate: Gate
+) -> None:
     log: list[Any] = []
     for number in range(20):
         submit(engine, log, number, ["k"], priority=number)
@@ -86,7 +88,9 @@ def test_one_key_s_operations_run_in_call_order_whatever_their_priority(engine: 
     assert log == list(range(20))
 
 
-def test_an_urgent_operation_does_not_overtake_what_its_keys_wait_for(engine: Engine, gate: Gate) -> None:
+def test_an_urgent_operation_does_not_overtake_what_its_keys_wait_for(
+    engine: AsyncEngine, gate: Gate
+) -> None:
     log: list[Any] = []
     submit(engine, log, "a", ["a"], -9)
     submit(engine, log, "ab", ["a", "b"], 9)
@@ -99,7 +103,7 @@ def test_an_urgent_operation_does_not_overtake_what_its_keys_wait_for(engine: En
 
 @given(st.lists(st.tuples(st.sets(st.integers(0, 4), max_size=3), st.integers(-3, 3)), max_size=25))
 def test_any_set_of_operations_keeps_the_order_of_each_key(plan: list[tuple[set[int], int]]) -> None:
-    engine, log, gate = Engine(timeout=PATIENCE), [], Gate()
+    engine, log, gate = AsyncEngine(timeout=PATIENCE), [], Gate()
     engine.submit(["gate"], gate, 0, "gate")
     works = [submit(engine, log, i, keys, priority) for i, (keys, priority) in enumerate(plan)]
     gate.open()
@@ -111,7 +115,7 @@ def test_any_set_of_operations_keeps_the_order_of_each_key(plan: list[tuple[set[
         assert touching == sorted(touching)
 
 
-def test_waiting_for_some_keys_waits_for_no_others(engine: Engine) -> None:
+def test_waiting_for_some_keys_waits_for_no_others(engine: AsyncEngine) -> None:
     log: list[Any] = []
     submit(engine, log, "a", ["a"]).wait()
     hold = Gate()
@@ -135,7 +139,7 @@ def failing(error: BaseException) -> Callable[[], None]:
 @pytest.mark.parametrize(
     "error", [ValueError("no"), kv.UpdaterError("no"), KeyboardInterrupt(), SystemExit(3)]
 )
-def test_an_error_reaches_wait_each_time(engine: Engine, error: BaseException) -> None:
+def test_an_error_reaches_wait_each_time(engine: AsyncEngine, error: BaseException) -> None:
     work = engine.submit(["a"], failing(error), 0, "fail")
     for _ in range(2):
         with pytest.raises(type(error)) as caught:
@@ -145,7 +149,7 @@ def test_an_error_reaches_wait_each_time(engine: Engine, error: BaseException) -
     assert work.exception() is error
 
 
-def test_a_failure_does_not_stop_what_follows(engine: Engine) -> None:
+def test_a_failure_does_not_stop_what_follows(engine: AsyncEngine) -> None:
     log: list[Any] = []
     work = engine.submit(["a"], failing(ValueError("no")), 0, "fail")
     submit(engine, log, "after", ["a"]).wait()
@@ -155,7 +159,7 @@ def test_a_failure_does_not_stop_what_follows(engine: Engine) -> None:
 
 
 def test_a_failure_without_a_waiter_is_logged_at_once(
-    engine: Engine, caplog: pytest.LogCaptureFixture
+    engine: AsyncEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     gc.disable()  # the message must not depend on a collection of cycles
     try:
@@ -171,7 +175,7 @@ def test_a_failure_without_a_waiter_is_logged_at_once(
 
 @pytest.mark.parametrize("look", [Work.exception, Work.wait])
 def test_a_failure_that_a_caller_has_seen_is_not(
-    engine: Engine, caplog: pytest.LogCaptureFixture, look: Callable[[Work], Any]
+    engine: AsyncEngine, caplog: pytest.LogCaptureFixture, look: Callable[[Work], Any]
 ) -> None:
     work = engine.submit(["a"], failing(ValueError("no")), 0, "fail")
     engine.wait_all()
@@ -182,7 +186,7 @@ def test_a_failure_that_a_caller_has_seen_is_not(
     assert caplog.records == []
 
 
-def test_a_finished_operation_lets_its_arrays_go(engine: Engine) -> None:
+def test_a_finished_operation_lets_its_arrays_go(engine: AsyncEngine) -> None:
     class Value:
         pass
 
@@ -199,9 +203,9 @@ def test_a_finished_operation_lets_its_arrays_go(engine: Engine) -> None:
 
 
 @pytest.fixture
-def held() -> Iterator[tuple[Engine, Gate]]:
+def held() -> Iterator[tuple[AsyncEngine, Gate]]:
     """The thread of an engine whose operations can run at the same time is held until the gate opens."""
-    engine, gate = Engine(timeout=PATIENCE, concurrent=True), Gate()
+    engine, gate = AsyncEngine(timeout=PATIENCE, concurrent=True), Gate()
     work = engine.submit(["gate"], gate, 0, "gate")
     assert gate.entered.wait(PATIENCE)
     yield engine, gate
@@ -210,7 +214,7 @@ def held() -> Iterator[tuple[Engine, Gate]]:
     work.wait()  # raises if the gate was not opened in time
 
 
-Wait = Callable[[Engine, Work], None]
+Wait = Callable[[AsyncEngine, Work], None]
 WAITS: list[Wait] = [
     lambda engine, work: work.wait(),
     lambda engine, work: engine.wait_for(["c"]),
@@ -218,7 +222,7 @@ WAITS: list[Wait] = [
 
 
 @pytest.mark.parametrize("wait", WAITS)
-def test_other_keys_do_not_hold_up_awaited_work(held: tuple[Engine, Gate], wait: Wait) -> None:
+def test_other_keys_do_not_hold_up_awaited_work(held: tuple[AsyncEngine, Gate], wait: Wait) -> None:
     engine, log = held[0], []
     unwanted = submit(engine, log, "d", ["d"], 9)
     submit(engine, log, "a", ["a"], -9)
@@ -232,7 +236,9 @@ def test_other_keys_do_not_hold_up_awaited_work(held: tuple[Engine, Gate], wait:
     assert not unwanted.done()
 
 
-def test_waits_for_many_operations_take_steps_that_grow_with_their_number(held: tuple[Engine, Gate]) -> None:
+def test_waits_for_many_operations_take_steps_that_grow_with_their_number(
+    held: tuple[AsyncEngine, Gate],
+) -> None:
     """Each wait went through all operations that were under way: n squared steps."""
     engine, lines, count = held[0], 0, 200
     hold = Gate()
@@ -257,7 +263,7 @@ def test_waits_for_many_operations_take_steps_that_grow_with_their_number(held: 
     engine.wait_for(["k"])
 
 
-def test_two_that_are_held_up_run_once_each(held: tuple[Engine, Gate]) -> None:
+def test_two_that_are_held_up_run_once_each(held: tuple[AsyncEngine, Gate]) -> None:
     engine, log = held[0], []
     hold, first = Gate(), engine.submit(["x"], lambda: None, 0, "x")
     second = engine.submit(["a"], hold, 0, "a")
@@ -280,7 +286,7 @@ def test_two_that_are_held_up_run_once_each(held: tuple[Engine, Gate]) -> None:
 
 
 def test_a_thread_that_comes_late_runs_nothing(
-    held: tuple[Engine, Gate], monkeypatch: pytest.MonkeyPatch
+    held: tuple[AsyncEngine, Gate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, log, late = held[0], [], []
     work = submit(engine, log, "a", ["a"])
@@ -298,7 +304,7 @@ def test_a_thread_that_comes_late_runs_nothing(
 
 
 def test_a_close_that_is_cut_off_forgets_nothing_that_is_queued(
-    held: tuple[Engine, Gate], monkeypatch: pytest.MonkeyPatch
+    held: tuple[AsyncEngine, Gate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, hold, ran = held[0], Gate(), threading.Event()
     work = engine.submit(["a"], hold, 0, "a")
@@ -318,7 +324,7 @@ def test_a_close_that_is_cut_off_forgets_nothing_that_is_queued(
 
 
 def test_an_operation_that_was_held_up_tells_its_error(
-    held: tuple[Engine, Gate], caplog: pytest.LogCaptureFixture
+    held: tuple[AsyncEngine, Gate], caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = held[0]
     for keys in (["a"], ["b"]):
@@ -333,7 +339,7 @@ def test_an_operation_that_was_held_up_tells_its_error(
 
 def test_close_leaves_no_thread_that_ran_what_was_held_up() -> None:
     before = threading.enumerate()
-    engine, gate = Engine(timeout=PATIENCE, concurrent=True), Gate()
+    engine, gate = AsyncEngine(timeout=PATIENCE, concurrent=True), Gate()
     work = engine.submit(["gate"], gate, 0, "gate")
     assert gate.entered.wait(PATIENCE)
     engine.submit(["a"], lambda: None, 0, "a").wait()
@@ -344,7 +350,7 @@ def test_close_leaves_no_thread_that_ran_what_was_held_up() -> None:
 
 
 def test_where_no_thread_can_be_started_it_waits_its_turn(
-    held: tuple[Engine, Gate], monkeypatch: pytest.MonkeyPatch
+    held: tuple[AsyncEngine, Gate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, gate = held
     work = engine.submit(["a"], lambda: None, 0, "a")
@@ -363,7 +369,7 @@ def test_where_no_thread_can_be_started_it_waits_its_turn(
 # ------------------------------------------------------------------------------- by the thread that waits
 
 
-def test_postponed_work_is_done_by_the_waiting_thread(engine: Engine) -> None:
+def test_postponed_work_is_done_by_the_waiting_thread(engine: AsyncEngine) -> None:
     log: list[int] = []
     work = engine.finish_in_wait(lambda: log.append(threading.get_ident()), "rest")
     assert not work.done()
@@ -375,7 +381,7 @@ def test_postponed_work_is_done_by_the_waiting_thread(engine: Engine) -> None:
     assert ended_at(work) > 0
 
 
-def test_an_error_of_what_is_postponed_reaches_wait_each_time(engine: Engine) -> None:
+def test_an_error_of_what_is_postponed_reaches_wait_each_time(engine: AsyncEngine) -> None:
     work = engine.finish_in_wait(partial(_raise, ValueError("as it is")), "rest")
     for _ in range(2):
         with pytest.raises(ValueError, match="as it is"):
@@ -384,7 +390,7 @@ def test_an_error_of_what_is_postponed_reaches_wait_each_time(engine: Engine) ->
     engine.wait_all()
 
 
-def test_after_ctrl_c_the_next_wait_goes_on(engine: Engine) -> None:
+def test_after_ctrl_c_the_next_wait_goes_on(engine: AsyncEngine) -> None:
     errors = [KeyboardInterrupt(), SystemExit(1)]
 
     def rest() -> None:
@@ -400,8 +406,10 @@ def test_after_ctrl_c_the_next_wait_goes_on(engine: Engine) -> None:
     assert work.done()
 
 
-@pytest.mark.parametrize("end", [Engine.wait_all, Engine.close])
-def test_work_without_a_waiter_is_done_at_the_end(engine: Engine, end: Callable[[Engine], None]) -> None:
+@pytest.mark.parametrize("end", [AsyncEngine.wait_all, AsyncEngine.close])
+def test_work_without_a_waiter_is_done_at_the_end(
+    engine: AsyncEngine, end: Callable[[AsyncEngine], None]
+) -> None:
     log: list[int] = []
     for number in range(3):
         engine.finish_in_wait(partial(log.append, number), "rest")
@@ -409,7 +417,7 @@ def test_work_without_a_waiter_is_done_at_the_end(engine: Engine, end: Callable[
     assert sorted(log) == [0, 1, 2]
 
 
-def test_a_postponed_operation_that_is_over_lets_its_arrays_go(engine: Engine) -> None:
+def test_a_postponed_operation_that_is_over_lets_its_arrays_go(engine: AsyncEngine) -> None:
     array = np.ones(3)
     seen = weakref.ref(array)
     work = engine.finish_in_wait(partial(np.add, array, array, array), "rest")
@@ -485,31 +493,31 @@ def in_own_thread(test: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def submit_and_wait(engine: Engine, gate: Gate) -> None:
+def submit_and_wait(engine: AsyncEngine, gate: Gate) -> None:
     engine.submit(["a"], lambda: time.sleep(0.002), 0, "a").wait()
 
 
-def postpone_and_wait(engine: Engine, gate: Gate) -> None:
+def postpone_and_wait(engine: AsyncEngine, gate: Gate) -> None:
     engine.finish_in_wait(lambda: None, "a").wait()
 
 
-def announce_and_submit(engine: Engine, gate: Gate) -> None:
+def announce_and_submit(engine: AsyncEngine, gate: Gate) -> None:
     with engine.thread_started("b"):
         engine.submit(["b"], lambda: None, 0, "b")
 
 
-def wait_for_all(engine: Engine, gate: Gate) -> None:
+def wait_for_all(engine: AsyncEngine, gate: Gate) -> None:
     engine.submit(["a"], lambda: time.sleep(0.002), 0, "a")
     engine.wait_for(["a"])
     engine.wait_all()
 
 
-def run_beside(engine: Engine, gate: Gate) -> None:
+def run_beside(engine: AsyncEngine, gate: Gate) -> None:
     engine.submit(["gate"], gate, 0, "gate")
     engine.submit(["a"], lambda: None, 0, "a").wait()
 
 
-def close(engine: Engine, gate: Gate) -> None:
+def close(engine: AsyncEngine, gate: Gate) -> None:
     engine.submit(["a"], lambda: None, 0, "a")
     engine.close()
 
@@ -517,7 +525,7 @@ def close(engine: Engine, gate: Gate) -> None:
 SOMEBODY = LockWaiter(frozenset(["b"]))
 
 
-def take_turns(engine: Engine, gate: Gate) -> None:
+def take_turns(engine: AsyncEngine, gate: Gate) -> None:
     engine.key_locks.waiters[SOMEBODY] = None
     try:
         with engine.exclusive:
@@ -532,11 +540,11 @@ def take_turns(engine: Engine, gate: Gate) -> None:
 )
 @in_own_thread
 def test_an_interrupt_at_any_step_leaves_an_engine_that_works(
-    call: Callable[[Engine, Gate], None],
+    call: Callable[[AsyncEngine, Gate], None],
 ) -> None:
     reached, step = True, 0
     while reached:
-        engine, gate = Engine(timeout=PATIENCE, concurrent=True), Gate()
+        engine, gate = AsyncEngine(timeout=PATIENCE, concurrent=True), Gate()
         reached = Interrupt(step).reaches(partial(call, engine, gate))
         gate.open()
         for lock in (engine._lock, engine.exclusive):
@@ -570,7 +578,7 @@ def test_a_store_goes_on_after_an_interrupt_at_any_step() -> None:
 # ------------------------------------------------------------------------------------------------- deadlines
 
 
-def test_a_wait_ends_at_its_deadline_and_may_be_repeated(engine: Engine, gate: Gate) -> None:
+def test_a_wait_ends_at_its_deadline_and_may_be_repeated(engine: AsyncEngine, gate: Gate) -> None:
     work = engine.submit(["gate"], lambda: None, 0, "push of 'w'")
     for _ in range(2):
         with pytest.raises(kv.TimeoutError, match=r"push of 'w' is not complete after 0.01 s.*wait again"):
@@ -588,7 +596,7 @@ def test_a_wait_ends_at_its_deadline_and_may_be_repeated(engine: Engine, gate: G
 @pytest.mark.parametrize("step", ["_push", "_enqueue"])
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 def test_ctrl_c_as_an_operation_is_queued_leaves_none(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, step: str, before: bool
+    engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch, step: str, before: bool
 ) -> None:
     log: list[Any] = []
     real = getattr(engine, step)
@@ -608,7 +616,7 @@ def test_ctrl_c_as_an_operation_is_queued_leaves_none(
 
 
 def test_the_store_s_deadline_holds_where_none_is_given() -> None:
-    engine, gate = Engine(timeout=0.02), Gate()
+    engine, gate = AsyncEngine(timeout=0.02), Gate()
     work = engine.submit(["a"], gate, 0, "push of 'a'")
     for wait in (work.wait, engine.wait_all, lambda: engine.wait_for(["a"])):
         with pytest.raises(kv.TimeoutError, match=r"push of 'a' is not complete after 0.02 s"):
@@ -619,7 +627,7 @@ def test_the_store_s_deadline_holds_where_none_is_given() -> None:
 
 
 def test_a_long_wait_says_what_it_waits_for(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, engine: Engine, gate: Gate
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, engine: AsyncEngine, gate: Gate
 ) -> None:
     monkeypatch.setattr("kvstore.waiting.NOTICE_AFTER", 0.01)
     work = engine.submit(["gate"], lambda: None, 0, "pull of 'w'")
@@ -635,7 +643,7 @@ def test_a_long_wait_says_what_it_waits_for(
 # ----------------------------------------------------------------------------------------------------- close
 
 
-def test_close_waits_for_everything_and_then_refuses(engine: Engine) -> None:
+def test_close_waits_for_everything_and_then_refuses(engine: AsyncEngine) -> None:
     log: list[Any] = []
     hold = Gate()
     engine.submit(["a"], hold, 0, "hold")
@@ -651,7 +659,7 @@ def test_close_waits_for_everything_and_then_refuses(engine: Engine) -> None:
 
 def test_no_thread_before_the_first_operation_nor_after_close() -> None:
     before = threading.enumerate()
-    engine = Engine(timeout=PATIENCE)
+    engine = AsyncEngine(timeout=PATIENCE)
     assert threading.enumerate() == before
     engine.submit(["a"], lambda: None, 0, "a").wait()
     engine.close()
@@ -659,7 +667,7 @@ def test_no_thread_before_the_first_operation_nor_after_close() -> None:
 
 
 def test_an_engine_that_is_never_closed_is_given_back() -> None:
-    engine = Engine(timeout=PATIENCE)
+    engine = AsyncEngine(timeout=PATIENCE)
     engine.submit(["a"], lambda: None, 0, "a").wait()
     [thread] = [t for t in threading.enumerate() if t.name == "kvstore-engine"]
     gone = weakref.ref(engine)
@@ -670,7 +678,7 @@ def test_an_engine_that_is_never_closed_is_given_back() -> None:
 
 
 def test_an_idle_engine_starts_again() -> None:
-    engine = Engine(timeout=PATIENCE)
+    engine = AsyncEngine(timeout=PATIENCE)
     for _ in range(2):
         engine.submit(["a"], lambda: None, 0, "a").wait()
         thread = engine._thread
@@ -681,7 +689,7 @@ def test_an_idle_engine_starts_again() -> None:
 
 
 def test_closing_from_inside_an_operation() -> None:
-    engine = Engine(timeout=PATIENCE)
+    engine = AsyncEngine(timeout=PATIENCE)
     engine.submit(["a"], engine.close, 0, "close").wait()
     with pytest.raises(kv.ClosedError):
         engine.submit(["a"], lambda: None, 0, "more")

@@ -202,7 +202,7 @@ def test_the_calls_for_row_sparse_weights(monkeypatch: pytest.MonkeyPatch) -> No
 def type_of(kvstore: Any, replicas: int = 1, **options: Any) -> tuple[str | None, bool]:
     """Name of the store that is chosen, and whether it updates."""
     with Trainer([Parameter("w", [ones()] * replicas)], "sgd", kvstore=kvstore, **options) as trainer:
-        trainer._prepare()
+        trainer._prepare_store()
         choice = trainer._choice
         return None if choice.store is None else choice.store.type, choice.updates
 
@@ -338,7 +338,7 @@ SPARSE = {"local": False, "shared": False}
 def test_row_sparse_gradients_are_the_trainers_where_it_is_alone(name: str) -> None:
     param = Parameter("w", [ones(*TABLE)] * 2, [rows(1), rows(2)])
     with Trainer([param], "sgd", kvstore=name) as trainer:
-        trainer._prepare()
+        trainer._prepare_store()
         assert trainer._choice.updates is False
 
 
@@ -348,7 +348,7 @@ def test_row_sparse_gradients_go_to_the_servers(
     for variable, value in one_server.items():
         monkeypatch.setenv(variable, value)
     with Trainer([Parameter("w", ones(*TABLE), rows(1))], "sgd", kvstore="dist_sync") as trainer:
-        trainer._prepare()
+        trainer._prepare_store()
         assert trainer._choice.updates is True
 
 

@@ -39,21 +39,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_it_is_over_and_tells_by_its_last_reading(clock: Clock) -> None:
     wait = WaitClock(20.0)
     clock.now += 30.0
-    assert not wait.over
-    assert not wait.tells()
-    assert wait.left == 0.0
+    assert not wait.is_over
+    assert not wait.notice_due()
+    assert wait.seconds_left == 0.0
     assert wait.read() == 30.0
-    assert wait.over
-    assert wait.tells()
-    assert not wait.tells()
+    assert wait.is_over
+    assert wait.notice_due()
+    assert not wait.notice_due()
 
 
 @given(st.floats(0, 100), st.floats(0, 100), st.floats(0, 100))
 def test_the_notice_comes_before_the_end(timeout: float, notice: float, waited: float) -> None:
     wait = WaitClock(timeout, notice)
     wait.waited = waited
-    assert wait.tells() or not wait.over
-    assert wait.near_notice(1.0) or not wait.over
+    assert wait.notice_due() or not wait.is_over
+    assert wait.near_notice(1.0) or not wait.is_over
 
 
 def test_what_holds_a_process_up_in_a_test_comes_after_the_reading(
@@ -66,7 +66,7 @@ def test_what_holds_a_process_up_in_a_test_comes_after_the_reading(
 
     monkeypatch.setattr(waiting, "stall", stall)
     assert wait.read() == 0.0
-    assert not wait.over
+    assert not wait.is_over
     assert wait.read() == 30.0
 
 

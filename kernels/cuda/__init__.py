@@ -15,11 +15,11 @@ This package imports numba and cuda only when needed; a process that finds its k
 the folder that KVSTORE_CUDA_KERNELS names, never imports numba.
 """
 
-from .constants import WIDTH, constants
+from .constants import WIDTH, row_constants
 from .host import HostKernel
-from .launch import Kernel, load
-from .spec import CODECS, RULE_STATES, Spec, all_specs, choose
-from .table import BLOCK, Row, image
+from .launch import LoadedKernel, load_kernel
+from .spec import CODECS, RULE_STATES, KernelSpec, all_specs, choose_spec
+from .table import BLOCK, KernelRow, launch_image
 
 __all__ = [
     "BLOCK",
@@ -27,12 +27,12 @@ __all__ = [
     "RULE_STATES",
     "WIDTH",
     "HostKernel",
-    "Kernel",
-    "Row",
-    "Spec",
+    "KernelRow",
+    "KernelSpec",
+    "LoadedKernel",
     "all_specs",
-    "choose",
-    "constants",
-    "image",
-    "load",
+    "choose_spec",
+    "launch_image",
+    "load_kernel",
+    "row_constants",
 ]

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from . import cache
-from .spec import Spec, all_specs
+from .spec import KernelSpec, all_specs
 
 _ARCHS = ("sm_80", "sm_90", "sm_100")
 
@@ -25,15 +25,15 @@ def main() -> None:
 @click.option("--kernel", "names", multiple=True, help="By name; may be repeated. [default: all]")
 def build(folder: Path, archs: tuple[str, ...], names: tuple[str, ...]) -> None:
     """Compile and write kernels; existing files are not compiled again."""
-    from .compile import assemble, compile_ptx
+    from .compile import assemble_cubin, compile_ptx
 
-    specs = [Spec.named(name) for name in names] or all_specs()
+    specs = [KernelSpec.from_name(name) for name in names] or all_specs()
     made = 0
     for spec in specs:
         paths = {arch: folder / cache.file_name(spec, arch) for arch in archs}
-        missing = [arch for arch in archs if cache.read(paths[arch], spec, arch, own=False) is None]
+        missing = [arch for arch in archs if cache.read_kernel(paths[arch], spec, arch, own=False) is None]
         for arch, ptx in compile_ptx(spec, missing).items() if missing else ():
-            cache.write(folder, spec, assemble(spec, arch, ptx), private=False)
+            cache.write_kernel(folder, spec, assemble_cubin(spec, arch, ptx), private=False)
             made += 1
     click.echo(f"{made} kernels compiled into {folder}, {len(specs) * len(archs) - made} were there")
 
@@ -43,9 +43,9 @@ def build(folder: Path, archs: tuple[str, ...], names: tuple[str, ...]) -> None:
 @click.option("--arch", "archs", multiple=True, default=_ARCHS, show_default=True, help="May be repeated.")
 def report(file: Path, archs: tuple[str, ...]) -> None:
     """Compile all kernels, and write the report."""
-    from .report import page
+    from .report import report_page
 
-    file.write_text(page(archs))
+    file.write_text(report_page(archs))
     click.echo(f"{len(all_specs())} kernels for {', '.join(archs)}: {file}")
 
 

@@ -14,9 +14,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from .cubin import Cubin
-from .provenance import source_key, toolchain
-from .spec import Spec
+from .cubin import KernelCubin
+from .provenance import source_key, toolchain_versions
+from .spec import KernelSpec
 
 log = logging.getLogger("kvstore.kernels.cuda")
 
@@ -25,12 +25,12 @@ VARIABLE = "KVSTORE_CUDA_KERNELS"
 _MOST_BYTES = 16 << 20  # a cubin has some ten thousand
 
 
-def file_name(spec: Spec, arch: str) -> str:
+def file_name(spec: KernelSpec, arch: str) -> str:
     """Name of a kernel's file."""
     return f"{spec.name}.{arch}.{source_key()[:16]}.cubin"
 
 
-def read(path: Path, spec: Spec, arch: str, own: bool) -> Cubin | None:
+def read_kernel(path: Path, spec: KernelSpec, arch: str, own: bool) -> KernelCubin | None:
     """Read a kernel's file; None if it is absent, incomplete, or belongs to another user and `own` is set."""
     try:
         with path.open("rb") as file:
@@ -38,7 +38,7 @@ def read(path: Path, spec: Spec, arch: str, own: bool) -> Cubin | None:
             if own and (status.st_uid != os.getuid() or status.st_mode & 0o022):
                 log.warning("%s belongs to another user or may be written by others: not used", path)
                 return None
-            cubin = Cubin.from_bytes(file.read(_MOST_BYTES))
+            cubin = KernelCubin.from_bytes(file.read(_MOST_BYTES))
     except OSError:
         return None
     except ValueError:
@@ -48,7 +48,7 @@ def read(path: Path, spec: Spec, arch: str, own: bool) -> Cubin | None:
     return cubin if fits else None
 
 
-def write(folder: Path, spec: Spec, cubin: Cubin, private: bool = True) -> Path:
+def write_kernel(folder: Path, spec: KernelSpec, cubin: KernelCubin, private: bool = True) -> Path:
     """Write a kernel to a folder, completely or not at all; `private`: other users may not read it.
 
     Raises OSError if it cannot be written.
@@ -71,11 +71,11 @@ def write(folder: Path, spec: Spec, cubin: Cubin, private: bool = True) -> Path:
 def cache_folder() -> Path:
     """Folder of the user's cache for the installed tools."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    tools = hashlib.sha256(toolchain().encode()).hexdigest()[:16]
+    tools = hashlib.sha256(toolchain_versions().encode()).hexdigest()[:16]
     return Path(base) / "kvstore" / "cuda" / tools
 
 
-def find(spec: Spec, capability: tuple[int, int], directory: str | None = None) -> Cubin:
+def find_kernel(spec: KernelSpec, capability: tuple[int, int], directory: str | None = None) -> KernelCubin:
     """Return a kernel for a device, from a folder made ahead, else from the cache, else compiled.
 
     Parameters
@@ -93,28 +93,28 @@ def find(spec: Spec, capability: tuple[int, int], directory: str | None = None) 
     """
     ahead = directory or os.environ.get(VARIABLE)
     if ahead:
-        found = _ahead(Path(ahead), spec, capability)
+        found = _find_prebuilt(Path(ahead), spec, capability)
         if found:
             return found
         log.info("%s is not in %s for sm_%d%d", spec.name, ahead, *capability)
     arch = f"sm_{capability[0]}{capability[1]}"
     folder = cache_folder()
-    cached = read(folder / file_name(spec, arch), spec, arch, own=True)
+    cached = read_kernel(folder / file_name(spec, arch), spec, arch, own=True)
     return cached or _compile_into(folder, spec, arch, ahead)
 
 
-def _ahead(folder: Path, spec: Spec, capability: tuple[int, int]) -> Cubin | None:
+def _find_prebuilt(folder: Path, spec: KernelSpec, capability: tuple[int, int]) -> KernelCubin | None:
     """Look for a kernel for the device's major capability and at most its minor one."""
     major, minor = capability
     for lower in range(minor, -1, -1):
         arch = f"sm_{major}{lower}"
-        found = read(folder / file_name(spec, arch), spec, arch, own=False)
+        found = read_kernel(folder / file_name(spec, arch), spec, arch, own=False)
         if found:
             return found
     return None
 
 
-def _compile_into(folder: Path, spec: Spec, arch: str, ahead: str | None) -> Cubin:
+def _compile_into(folder: Path, spec: KernelSpec, arch: str, ahead: str | None) -> KernelCubin:
     try:
         from .compile import compile_spec
     except ImportError as error:
@@ -127,7 +127,7 @@ def _compile_into(folder: Path, spec: Spec, arch: str, ahead: str | None) -> Cub
     log.info("compiling %s for %s", spec.name, arch)
     cubin = compile_spec(spec, arch)
     try:
-        write(folder, spec, cubin)
+        write_kernel(folder, spec, cubin)
     except OSError as error:
         log.warning(
             "cannot keep the CUDA kernel %s in %s: %s; it will be made again", spec.name, folder, error

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from .bodies import targets
-from .bodies.from_spec import body
-from .cubin import Cubin
-from .provenance import source_key, toolchain
-from .spec import Spec, most_registers
+from .bodies.from_spec import body_of_spec
+from .cubin import KernelCubin
+from .provenance import source_key, toolchain_versions
+from .spec import KernelSpec, most_registers
 from .table import BLOCK
 
 cuda = targets.import_cuda()
@@ -32,9 +32,9 @@ REGISTERS = 65536
 _lock = threading.Lock()
 
 
-def entry_point(spec: Spec) -> Callable[..., None]:
+def entry_point(spec: KernelSpec) -> Callable[..., None]:
     """Make the kernel around a body."""
-    run = body(spec)
+    run = body_of_spec(spec)
 
     def without_scalar(image: int) -> None:
         run(cuda.blockIdx.x, cuda.threadIdx.x, image, 0)
@@ -47,16 +47,16 @@ def entry_point(spec: Spec) -> Callable[..., None]:
     return entry
 
 
-def compile_ptx(spec: Spec, archs: Sequence[str]) -> dict[str, str]:
+def compile_ptx(spec: KernelSpec, archs: Sequence[str]) -> dict[str, str]:
     """Compile a kernel to PTX for several architectures; types are inferred once."""
-    capabilities = {arch: _capability(arch) for arch in archs}
+    capabilities = {arch: _capability_of(arch) for arch in archs}
     try:
         return _compile_ptx(spec, capabilities)
     except Exception as error:
         raise RuntimeError(f"{spec.name} for {', '.join(archs)}: {type(error).__name__}: {error}") from error
 
 
-def _compile_ptx(spec: Spec, capabilities: dict[str, tuple[int, int]]) -> dict[str, str]:
+def _compile_ptx(spec: KernelSpec, capabilities: dict[str, tuple[int, int]]) -> dict[str, str]:
     first = next(iter(capabilities.values()))
     with _lock, _pretended_device(first):
         library, _ = numba_compiler._compile_pyfunc_with_fixup(
@@ -69,20 +69,20 @@ def _compile_ptx(spec: Spec, capabilities: dict[str, tuple[int, int]]) -> dict[s
         )
         # A product and a sum stay two roundings, as on the processor.
         library._nvvm_options["fma"] = False
-        return {arch: _ptx(library, capability) for arch, capability in capabilities.items()}
+        return {arch: _nvvm_ptx(library, capability) for arch, capability in capabilities.items()}
 
 
-def _ptx(library: Any, capability: tuple[int, int]) -> str:
+def _nvvm_ptx(library: Any, capability: tuple[int, int]) -> str:
     (text,) = library.get_asm_strs(cc=capability)
     return str(text)
 
 
-def compile_spec(spec: Spec, arch: str) -> Cubin:
+def compile_spec(spec: KernelSpec, arch: str) -> KernelCubin:
     """Compile a kernel for one architecture, such as ``"sm_90"``."""
-    return assemble(spec, arch, compile_ptx(spec, [arch])[arch])
+    return assemble_cubin(spec, arch, compile_ptx(spec, [arch])[arch])
 
 
-def assemble(spec: Spec, arch: str, ptx: str) -> Cubin:
+def assemble_cubin(spec: KernelSpec, arch: str, ptx: str) -> KernelCubin:
     """Link PTX to code, and read its resource usage."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
@@ -92,14 +92,16 @@ def assemble(spec: Spec, arch: str, ptx: str) -> Cubin:
     options = LinkerOptions(arch=arch, ptxas_options=["-v"])
     linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
     code = linker.link("cubin").code
-    facts = {name: _fact(pattern, linker.get_info_log(), spec, arch) for name, pattern in _FACTS.items()}
-    return Cubin(
+    facts = {
+        name: _assembler_fact(pattern, linker.get_info_log(), spec, arch) for name, pattern in _FACTS.items()
+    }
+    return KernelCubin(
         name=spec.name,
         arch=arch,
         entry=entry[1],
         code=bytes(code),
         source=source_key(),
-        toolchain=toolchain(),
+        toolchain=toolchain_versions(),
         **facts,
     )
 
@@ -112,7 +114,7 @@ _FACTS = {
 }
 
 
-def _fact(pattern: str, assembler_log: str, spec: Spec, arch: str) -> int:
+def _assembler_fact(pattern: str, assembler_log: str, spec: KernelSpec, arch: str) -> int:
     found = re.search(pattern, assembler_log)
     if found is None:
         said = f"the assembler did not say {pattern!r}, but {assembler_log!r}"
@@ -120,7 +122,7 @@ def _fact(pattern: str, assembler_log: str, spec: Spec, arch: str) -> int:
     return int(found[1])
 
 
-def _capability(arch: str) -> tuple[int, int]:
+def _capability_of(arch: str) -> tuple[int, int]:
     """(9, 0) for sm_90, (10, 0) for sm_100."""
     found = re.fullmatch(r"sm_(\d+)(\d)", arch)
     if found is None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .bodies.rules import DERIVED
-from .spec import Spec
+from .spec import KernelSpec
 
 Numbers = npt.NDArray[Any]
 
@@ -19,7 +19,7 @@ WIDTH = 16
 FIRST_DERIVED = 12
 
 
-def constants(spec: Spec, params: Sequence[tuple[float, ...]]) -> Numbers:
+def row_constants(spec: KernelSpec, params: Sequence[tuple[float, ...]]) -> Numbers:
     """Make the constants of several rows of an update.
 
     Parameters
@@ -33,14 +33,14 @@ def constants(spec: Spec, params: Sequence[tuple[float, ...]]) -> Numbers:
     Returns
     -------
     numpy.ndarray
-        Shape (rows, `WIDTH`), of type `Spec.real`: copy it to the device, and give each row the address of
-        its line.
+        Shape (rows, `WIDTH`), of type `KernelSpec.real_type`: copy it to the device, and give each row the
+        address of its line.
     """
     exact = np.zeros((len(params), FIRST_DERIVED))
     for line, values in zip(exact, params, strict=True):
         line[: len(values)] = values
     with np.errstate(all="ignore"):
-        made = np.zeros((len(params), WIDTH), spec.real)
+        made = np.zeros((len(params), WIDTH), spec.real_type)
         made[:, :FIRST_DERIVED] = exact
         derive = DERIVED.get(spec.rule or "")
         if derive:

@@ -11,7 +11,7 @@ _DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True)
-class Cubin:
+class KernelCubin:
     """Code of one kernel for one architecture.
 
     Attributes
@@ -51,7 +51,7 @@ class Cubin:
         return whole + hashlib.sha256(whole).digest()
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Cubin:
+    def from_bytes(cls, content: bytes) -> KernelCubin:
         """Read the content of a file. ValueError if it is not whole, or not one."""
         whole, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
         line, _, code = whole.partition(b"\n")

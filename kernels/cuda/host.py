@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .spec import Spec
+from .spec import KernelSpec
 from .table import BLOCK
 
 
@@ -26,7 +26,7 @@ class HostKernel:
         is for small arrays; vector accesses then check that they are aligned.
     """
 
-    def __init__(self, spec: Spec, compiled: bool = True) -> None:
+    def __init__(self, spec: KernelSpec, compiled: bool = True) -> None:
         self.spec = spec
         self._compiled = compiled
 
@@ -37,14 +37,14 @@ class HostKernel:
             raise TypeError(f"{self.spec.name} takes {wanted} numpy.float32 after the image, got {scalars}")
         scalar = scalars[0] if scalars else np.float32(0)
         with np.errstate(all="ignore"):
-            _runner(self.spec, self._compiled)(chunks, image, scalar)
+            _host_runner(self.spec, self._compiled)(chunks, image, scalar)
 
 
 @cache
-def _runner(spec: Spec, compiled: bool) -> Callable[[int, int, Any], None]:
-    from .bodies.from_spec import body
+def _host_runner(spec: KernelSpec, compiled: bool) -> Callable[[int, int, Any], None]:
+    from .bodies.from_spec import body_of_spec
 
-    one = body(spec)
+    one = body_of_spec(spec)
 
     def run(chunks: int, image: int, scalar: Any) -> None:
         for block in range(chunks):

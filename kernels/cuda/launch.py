@@ -5,19 +5,19 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from .cache import find
-from .spec import Spec
+from .cache import find_kernel
+from .spec import KernelSpec
 from .table import BLOCK
 
 #: Launch configurations that a kernel keeps; a process has few different numbers of chunks.
 _MOST_CONFIGS = 256
 
-_loaded: dict[tuple[Spec, int], Kernel] = {}
+_loaded: dict[tuple[KernelSpec, int], LoadedKernel] = {}
 _lock = threading.Lock()
 
 
-class Kernel:
-    """A kernel on one device; made by `load`.
+class LoadedKernel:
+    """A kernel on one device; made by `load_kernel`.
 
     Attributes
     ----------
@@ -28,7 +28,7 @@ class Kernel:
 
     __slots__ = ("_configs", "_function", "_launch", "_make_config", "device", "spec")
 
-    def __init__(self, spec: Spec, device: int, function: Any) -> None:
+    def __init__(self, spec: KernelSpec, device: int, function: Any) -> None:
         from cuda.core import LaunchConfig, launch
 
         self.spec = spec
@@ -46,16 +46,16 @@ class Kernel:
         stream : cuda.core.Stream
             A stream of the kernel's device, whose context must be current.
         image : int
-            Address, on the device, of the words that `table.image` made for the same spec.
+            Address, on the device, of the words that `table.launch_image` made for the same spec.
         chunks : int
-            Number of blocks, as `table.image` returned it. Nothing is launched for 0.
+            Number of blocks, as `table.launch_image` returned it. Nothing is launched for 0.
         *scalars : numpy.float32
             What `Spec.scalars` names. Python floats would be passed in eight bytes: they are not allowed.
         """
         if chunks:
-            self._launch(stream, self._config(chunks), self._function, image, *scalars)
+            self._launch(stream, self._launch_config(chunks), self._function, image, *scalars)
 
-    def _config(self, chunks: int) -> Any:
+    def _launch_config(self, chunks: int) -> Any:
         config = self._configs.get(chunks)
         if config is None:
             if len(self._configs) >= _MOST_CONFIGS:
@@ -64,7 +64,7 @@ class Kernel:
         return config
 
 
-def load(spec: Spec, device: Any = 0, directory: str | None = None) -> Kernel:
+def load_kernel(spec: KernelSpec, device: Any = 0, directory: str | None = None) -> LoadedKernel:
     """Return a kernel, ready to launch on a device.
 
     Taken from the folder that `directory` or KVSTORE_CUDA_KERNELS names, else from the user's cache, else
@@ -93,7 +93,7 @@ def load(spec: Spec, device: Any = 0, directory: str | None = None) -> Kernel:
             kernel = _loaded.get(key)
             if kernel is None:
                 capability = place.compute_capability
-                cubin = find(spec, (capability.major, capability.minor), directory)
+                cubin = find_kernel(spec, (capability.major, capability.minor), directory)
                 function = ObjectCode.from_cubin(cubin.code, name=spec.name).get_kernel(cubin.entry)
-                kernel = _loaded[key] = Kernel(spec, place.device_id, function)
+                kernel = _loaded[key] = LoadedKernel(spec, place.device_id, function)
     return kernel

@@ -30,7 +30,7 @@ def source_key() -> str:
 
 
 @lru_cache(maxsize=1)
-def toolchain() -> str:
+def toolchain_versions() -> str:
     """Return the versions of all tools that take part in compiling, without importing them."""
     found = []
     for name in _TOOLS:

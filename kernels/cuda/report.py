@@ -9,11 +9,11 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 
-from .spec import Spec, all_specs
+from .spec import KernelSpec, all_specs
 
 
 @dataclass(frozen=True)
-class Facts:
+class KernelFacts:
     """One kernel on one architecture.
 
     Attributes
@@ -56,25 +56,25 @@ _COUNTS = {
 }
 
 
-def facts(spec: Spec, archs: Sequence[str]) -> list[Facts]:
+def kernel_facts(spec: KernelSpec, archs: Sequence[str]) -> list[KernelFacts]:
     """Compile a kernel and count."""
-    from .compile import assemble, compile_ptx
+    from .compile import assemble_cubin, compile_ptx
 
     made = []
     for arch, ptx in compile_ptx(spec, archs).items():
-        cubin = assemble(spec, arch, ptx)
+        cubin = assemble_cubin(spec, arch, ptx)
         code = ptx[ptx.index("{") :]
         counts = {what: len(re.findall(pattern, code)) for what, pattern in _COUNTS.items()}
         spills = cubin.spill_stores + cubin.spill_loads
-        made.append(Facts(spec.name, arch, cubin.registers, cubin.stack, spills, **counts))
+        made.append(KernelFacts(spec.name, arch, cubin.registers, cubin.stack, spills, **counts))
     return made
 
 
-def _facts_of_all(specs: Sequence[Spec], archs: Sequence[str]) -> list[Facts]:
-    return [fact for spec in specs for fact in facts(spec, archs)]
+def _facts_of_all(specs: Sequence[KernelSpec], archs: Sequence[str]) -> list[KernelFacts]:
+    return [fact for spec in specs for fact in kernel_facts(spec, archs)]
 
 
-def all_facts(specs: Sequence[Spec], archs: Sequence[str], processes: int = 0) -> list[Facts]:
+def all_facts(specs: Sequence[KernelSpec], archs: Sequence[str], processes: int = 0) -> list[KernelFacts]:
     """Compile many kernels in several processes; 0: one for each processor, eight at most."""
     wanted = processes or min(os.cpu_count() or 1, 8)
     shares = [specs[i::wanted] for i in range(wanted)]
@@ -98,24 +98,24 @@ Compiled with {toolchain}.
 """
 
 
-def _row(name: str, of_archs: Sequence[Facts]) -> str:
+def _table_row(name: str, of_archs: Sequence[KernelFacts]) -> str:
     registers = " | ".join(str(fact.registers) for fact in of_archs)
     first = of_archs[0]
     spills = max(fact.spills + fact.stack for fact in of_archs)
     return f"| {name} | {registers} | {first.loads} | {first.stores} | {spills} |"
 
 
-def page(archs: Sequence[str]) -> str:
+def report_page(archs: Sequence[str]) -> str:
     """Return the page docs/reference/cuda-kernels.md."""
-    from .provenance import toolchain
+    from .provenance import toolchain_versions
 
     specs = all_specs()
     found = iter(all_facts(specs, archs))
     head = _HEAD.format(
         path="docs/reference/cuda-kernels.md",
-        toolchain=toolchain(),
+        toolchain=toolchain_versions(),
         archs=" | ".join(f"registers {arch}" for arch in archs),
         lines="---:|" * len(archs),
     )
-    rows: Iterable[str] = (_row(spec.name, [next(found) for _ in archs]) for spec in specs)
+    rows: Iterable[str] = (_table_row(spec.name, [next(found) for _ in archs]) for spec in specs)
     return head + "\n".join(rows) + "\n"

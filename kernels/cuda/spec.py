@@ -31,7 +31,7 @@ _CHUNK_BYTES = 32 * 1024
 
 
 @dataclass(frozen=True)
-class Spec:
+class KernelSpec:
     """One kernel.
 
     Attributes
@@ -74,7 +74,7 @@ class Spec:
             object.__setattr__(self, "dtype", self.dtype[1:])
         if self.op == "cast":
             object.__setattr__(self, "k", 1)
-        problem = _problem(self)
+        problem = _spec_problem(self)
         if problem:
             raise ValueError(f"there is no such CUDA kernel: {problem}; got {self}")
 
@@ -96,13 +96,13 @@ class Spec:
         return _ENTRY + self.name
 
     @classmethod
-    def of_entry(cls, entry: str) -> Spec:
+    def of_entry(cls, entry: str) -> KernelSpec:
         """Return the spec of an entry point, by its full name; ValueError if it is not one."""
         found = re.search(_ENTRY + "([a-z0-9_]+)", entry)
-        return cls.named(found[1] if found else entry)
+        return cls.from_name(found[1] if found else entry)
 
     @classmethod
-    def named(cls, name: str) -> Spec:
+    def from_name(cls, name: str) -> KernelSpec:
         """Return the spec of that name; ValueError if there is none."""
         for pattern in _NAMES:
             found = re.fullmatch(pattern, name)
@@ -129,14 +129,16 @@ class Spec:
         return RULE_STATES[self.rule] if self.rule else 0
 
     @property
-    def real(self) -> str:
+    def real_type(self) -> str:
         """Type that a rule is computed in: float64 for float64, else float32."""
         return "float64" if self.dtype == "float64" else "float32"
 
     @property
     def chunk(self) -> int:
         """Elements of one key that a block of threads works on."""
-        size = max(ITEMSIZE[self.dtype], ITEMSIZE[self.real]) if self.op != "sum" else ITEMSIZE[self.dtype]
+        size = (
+            max(ITEMSIZE[self.dtype], ITEMSIZE[self.real_type]) if self.op != "sum" else ITEMSIZE[self.dtype]
+        )
         return _CHUNK_BYTES // size
 
 
@@ -150,7 +152,7 @@ _NAMES = (
 )
 
 
-def _problem(spec: Spec) -> str | None:
+def _spec_problem(spec: KernelSpec) -> str | None:
     """Return what is wrong with a spec, or None."""
     if spec.op not in OPS:
         return f"op must be one of {', '.join(OPS)}"
@@ -176,7 +178,7 @@ def _problem(spec: Spec) -> str | None:
     return None
 
 
-def most_registers(spec: Spec) -> int:
+def most_registers(spec: KernelSpec) -> int:
     """Return the registers that a thread of a kernel may have, for no spills and enough concurrent blocks.
 
     64, or 80 for updates with wide numbers (float64) or many of them (eight 16-bit weights and their states).
@@ -191,44 +193,44 @@ _CASTS = tuple(pair for half in HALVES for pair in (("float32", half), (half, "f
 _COMPILED_IN = {"sum": range(MOST + 1), "update": (0,), **dict.fromkeys(CODEC_OPS, (0, 1, 2, 4, 8))}
 
 
-def _all() -> Iterator[Spec]:
+def _generated_specs() -> Iterator[KernelSpec]:
     for dtype in ITEMSIZE:
         for k in _COMPILED_IN["sum"]:
-            yield Spec("sum", dtype, k)
+            yield KernelSpec("sum", dtype, k)
     for rule in RULE_STATES:
         for dtype in FLOATS:
             for master in (False, True) if dtype in HALVES else (False,):
-                yield Spec("update", dtype, 0, rule, master)
+                yield KernelSpec("update", dtype, 0, rule, master)
     for op in CODEC_OPS:
         for k in _COMPILED_IN[op]:
-            yield Spec(op, k=k)
+            yield KernelSpec(op, k=k)
     for dtype, target in _CASTS:
-        yield Spec("cast", dtype, target=target)
+        yield KernelSpec("cast", dtype, target=target)
 
 
 @lru_cache(maxsize=1)
-def all_specs() -> tuple[Spec, ...]:
+def all_specs() -> tuple[KernelSpec, ...]:
     """Return every kernel that is built ahead and checked; others are compiled when they are needed."""
-    return tuple(_all())
+    return tuple(_generated_specs())
 
 
 @lru_cache(maxsize=4096)
-def choose(
+def choose_spec(
     op: str,
     dtype: str = "float32",
     k: int | None = None,
     rule: str | None = None,
     master: bool = False,
     target: str | None = None,
-) -> Spec:
+) -> KernelSpec:
     """Return the best kernel of `all_specs` for a call.
 
     Parameters
     ----------
     op, dtype, rule, master, target
-        As in `Spec`.
+        As in `KernelSpec`.
     k : int or None
         Number of arrays that every row sums; None where rows differ.
     """
     compiled_in = k is not None and k in _COMPILED_IN.get(op, ())
-    return Spec(op, dtype, k if k and compiled_in else 0, rule, master, target)
+    return KernelSpec(op, dtype, k if k and compiled_in else 0, rule, master, target)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .spec import Spec
+from .spec import KernelSpec
 
 Words = npt.NDArray[np.uint64]
 
@@ -36,7 +36,7 @@ MOST_STATES = 3
 HEADER = STATES + MOST_STATES
 
 
-class Row(NamedTuple):
+class KernelRow(NamedTuple):
     """The arguments of a kernel for one key. All addresses are of the memory that the kernel uses, as int.
 
     Arrays are contiguous. If all arrays of a row begin at a multiple of 16 bytes, the row is read and written
@@ -77,7 +77,7 @@ class Row(NamedTuple):
     params: int = 0
 
 
-def image(spec: Spec, rows: Sequence[Row]) -> tuple[Words, int]:
+def launch_image(spec: KernelSpec, rows: Sequence[KernelRow]) -> tuple[Words, int]:
     """Lay out rows for one launch.
 
     Parameters
@@ -101,18 +101,18 @@ def image(spec: Spec, rows: Sequence[Row]) -> tuple[Words, int]:
     """
     if not rows:
         return np.empty(0, np.uint64), 0
-    columns = Row(*zip(*rows, strict=True))  # type: ignore[arg-type]
-    lengths = _lengths(columns)
-    _check(spec, columns, lengths)
+    columns = KernelRow(*zip(*rows, strict=True))  # type: ignore[arg-type]
+    lengths = _list_lengths(columns)
+    _check_rows(spec, columns, lengths)
     sizes = np.array(columns.numel, np.int64)
     per_row = (sizes + (spec.chunk - 1)) // spec.chunk
     chunks = int(per_row.sum())
-    headers = _headers(spec, columns, sizes, lengths)
-    lists = _lists(columns, lengths, headers)
+    headers = _row_headers(spec, columns, sizes, lengths)
+    lists = _address_lists(columns, lengths, headers)
     return np.concatenate([_chunk_map(per_row, chunks), headers.reshape(-1), *lists]), chunks
 
 
-class _Lengths(NamedTuple):
+class _ListLengths(NamedTuple):
     """The numbers of arrays of each kind in the rows."""
 
     srcs: list[int]
@@ -121,15 +121,15 @@ class _Lengths(NamedTuple):
     outs: list[int]
     states: list[int]
 
-    def summed(self, spec: Spec) -> list[int]:
+    def summed_lengths(self, spec: KernelSpec) -> list[int]:
         """Return the number of summed arrays of each row."""
         return self.words if spec.op.startswith("dequantise") else self.srcs
 
 
-def _lengths(columns: Any) -> _Lengths:
+def _list_lengths(columns: Any) -> _ListLengths:
     n = len(columns.numel)
-    kinds = (getattr(columns, kind) for kind in _Lengths._fields)
-    return _Lengths(*(list(map(len, lists)) if any(lists) else [0] * n for lists in kinds))
+    kinds = (getattr(columns, kind) for kind in _ListLengths._fields)
+    return _ListLengths(*(list(map(len, lists)) if any(lists) else [0] * n for lists in kinds))
 
 
 # The arrays of each kind that an operation needs: none, one, or as many as are summed.
@@ -142,50 +142,50 @@ _ARRAYS = {
 _PLAIN = {"srcs": _EACH, "residuals": _NONE, "words": _NONE}
 
 
-def _check(spec: Spec, columns: Any, lengths: _Lengths) -> None:
+def _check_rows(spec: KernelSpec, columns: Any, lengths: _ListLengths) -> None:
     """Raise an error unless every row has the arrays that the kernel needs."""
-    counts = lengths.summed(spec)
+    counts = lengths.summed_lengths(spec)
     if set(counts) != {spec.k} if spec.k else min(counts) < 1:
-        _refuse(spec, "arrays to sum", [n == spec.k if spec.k else n > 0 for n in counts])
+        _refuse_rows(spec, "arrays to sum", [n == spec.k if spec.k else n > 0 for n in counts])
     for kind, many in _ARRAYS.get(spec.op.partition("_")[0], _PLAIN).items():
         found = getattr(lengths, kind)
         if many == _NONE and not any(found):
             continue
         wanted = {_NONE: [0] * len(counts), _ONE: [1] * len(counts), _EACH: counts}[many]
         if found is not wanted and found != wanted:
-            _refuse(spec, kind, list(map(int.__eq__, found, wanted)))
+            _refuse_rows(spec, kind, list(map(int.__eq__, found, wanted)))
     if set(lengths.states) != {spec.states}:
-        _refuse(spec, "states", [n == spec.states for n in lengths.states])
+        _refuse_rows(spec, "states", [n == spec.states for n in lengths.states])
     if not spec.op.startswith("quantise") and not all(columns.dst):
-        _refuse(spec, "dst", columns.dst)
+        _refuse_rows(spec, "dst", columns.dst)
     if spec.op == "update" and not all(columns.params):
-        _refuse(spec, "params", columns.params)
+        _refuse_rows(spec, "params", columns.params)
     if any(columns.master) if not spec.master else not all(columns.master):
-        _refuse(spec, "master", [bool(address) == spec.master for address in columns.master])
+        _refuse_rows(spec, "master", [bool(address) == spec.master for address in columns.master])
 
 
-def _refuse(spec: Spec, what: str, fits: Sequence[object]) -> None:
+def _refuse_rows(spec: KernelSpec, what: str, fits: Sequence[object]) -> None:
     row = next(number for number, fit in enumerate(fits) if not fit)
     raise ValueError(f"{spec.name}: row {row} does not have the {what} that this kernel needs")
 
 
-def _flat(lists: Iterable[Iterable[int]], total: int) -> Words:
+def _flat_addresses(lists: Iterable[Iterable[int]], total: int) -> Words:
     return np.fromiter(chain.from_iterable(lists), np.uint64, total)
 
 
-def _headers(
-    spec: Spec, columns: Any, sizes: npt.NDArray[np.int64], lengths: _Lengths
+def _row_headers(
+    spec: KernelSpec, columns: Any, sizes: npt.NDArray[np.int64], lengths: _ListLengths
 ) -> npt.NDArray[np.uint64]:
     """Make the headers of all rows, without the places of their lists."""
     headers = np.zeros((len(sizes), HEADER), np.uint64)
     headers[:, NUMEL] = sizes
-    headers[:, COUNT] = lengths.summed(spec)
-    headers[:, DST] = _addresses(columns.dst)
+    headers[:, COUNT] = lengths.summed_lengths(spec)
+    headers[:, DST] = _column_addresses(columns.dst)
     if spec.op == "update":
-        headers[:, PARAMS] = _addresses(columns.params)
-        headers[:, MASTER] = _addresses(columns.master)
+        headers[:, PARAMS] = _column_addresses(columns.params)
+        headers[:, MASTER] = _column_addresses(columns.master)
         if spec.states:
-            states = _flat(columns.states, len(sizes) * spec.states)
+            states = _flat_addresses(columns.states, len(sizes) * spec.states)
             headers[:, STATES : STATES + spec.states] = states.reshape(-1, spec.states)
     together = headers[:, DST]
     if spec.op == "update":
@@ -197,7 +197,7 @@ def _headers(
 _SINGLE_ARRAYS = [DST, MASTER, *range(STATES, HEADER)]
 
 
-def _lists(columns: Any, lengths: _Lengths, headers: npt.NDArray[np.uint64]) -> Iterator[Words]:
+def _address_lists(columns: Any, lengths: _ListLengths, headers: npt.NDArray[np.uint64]) -> Iterator[Words]:
     """Yield the lists of addresses, and write their places, counted from each header, to the headers."""
     own = np.arange(len(headers)) * HEADER
     first = headers.size
@@ -208,25 +208,25 @@ def _lists(columns: Any, lengths: _Lengths, headers: npt.NDArray[np.uint64]) -> 
                 yield np.zeros(1, np.uint64)
             continue
         counts = np.array(getattr(lengths, kind), np.int64)
-        addresses = _flat(getattr(columns, kind), int(counts.sum()))
+        addresses = _flat_addresses(getattr(columns, kind), int(counts.sum()))
         misaligned = addresses & np.uint64(15) != 0
         if kind != "words" and misaligned.any():  # codes are read byte by byte anyway
             headers[np.repeat(np.arange(len(counts)), counts)[misaligned], ALIGNED] = 0
         if kind == "outs":
-            addresses, counts = _terminated(addresses, counts)
+            addresses, counts = _terminate_lists(addresses, counts)
         headers[:, place] = first + np.cumsum(counts) - counts - own
         first += addresses.size
         yield addresses
 
 
-def _terminated(addresses: Words, counts: npt.NDArray[np.int64]) -> tuple[Words, npt.NDArray[np.int64]]:
+def _terminate_lists(addresses: Words, counts: npt.NDArray[np.int64]) -> tuple[Words, npt.NDArray[np.int64]]:
     """Append a 0 to each row's addresses."""
     ended = np.zeros(addresses.size + counts.size, np.uint64)
     ended[np.arange(addresses.size) + np.repeat(np.arange(counts.size), counts)] = addresses
     return ended, counts + 1
 
 
-def _addresses(column: Sequence[int]) -> Words:
+def _column_addresses(column: Sequence[int]) -> Words:
     return np.frombuffer(array("Q", column), np.uint64)
 
 

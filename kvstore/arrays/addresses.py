@@ -19,7 +19,7 @@ _LAST = 2**63  # addresses from here on belong to the kernel
 _FROM_HERE = ctypes.c_char * 2**62  # one type for memory of any size: ctypes creates types slowly
 
 
-def describe(obj: Any) -> str:
+def describe_object(obj: Any) -> str:
     """Return type and shape of an object, for messages."""
     kind = type(obj)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -32,7 +32,8 @@ def describe(obj: Any) -> str:
 def unusable_array_error(obj: Any, what: str, error: Exception) -> ArrayError:
     """Make the error for an object that has an array protocol and no valid array."""
     return ArrayError(
-        f"{what} is not a usable array: {describe(obj)} ({type(error).__name__}: {error}); pass a NumPy array"
+        f"{what} is not a usable array: {describe_object(obj)} ({type(error).__name__}: {error}); "
+        "pass a NumPy array"
     )
 
 
@@ -49,7 +50,7 @@ def is_contiguous(shape: tuple[int, ...], strides: Strides, itemsize: int) -> bo
     return True
 
 
-def extent(shape: tuple[int, ...], strides: Strides, itemsize: int) -> tuple[int, int]:
+def byte_extent(shape: tuple[int, ...], strides: Strides, itemsize: int) -> tuple[int, int]:
     """Return the offsets of the first byte of an array and of its end, from its first element."""
     if 0 in shape:
         return 0, 0
@@ -85,7 +86,7 @@ def array_at(
     """
     if 0 in shape:
         return np.empty(shape, dtype)
-    begin = 0 if strides is None else extent(shape, strides, dtype.itemsize)[0]
+    begin = 0 if strides is None else byte_extent(shape, strides, dtype.itemsize)[0]
     memory: Any = _FROM_HERE.from_address(address + begin)
     memory.owner = owner
     view: npt.NDArray[Any] = np.ndarray(shape, dtype, memory, -begin, strides)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArrayError, DTypeError
-from .addresses import Strides, array_at, extent, is_contiguous, is_possible
+from .addresses import Strides, array_at, byte_extent, is_contiguous, is_possible
 from .element_types import bfloat16
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
@@ -28,20 +28,20 @@ _BFLOAT = 4
 _KINDS = {0: "int", 1: "uint", 2: "float", _BFLOAT: "bfloat"}
 
 
-class _Device(ctypes.Structure):
+class _DLDevice(ctypes.Structure):
     _fields_ = (("kind", ctypes.c_int32), ("index", ctypes.c_int32))
 
 
-class _Type(ctypes.Structure):
+class _DataType(ctypes.Structure):
     _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
 
 
-class _Tensor(ctypes.Structure):
+class _DLTensor(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
-        ("device", _Device),
+        ("device", _DLDevice),
         ("ndim", ctypes.c_int32),
-        ("dtype", _Type),
+        ("dtype", _DataType),
         ("shape", ctypes.POINTER(ctypes.c_int64)),
         ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("byte_offset", ctypes.c_uint64),
@@ -51,31 +51,31 @@ class _Tensor(ctypes.Structure):
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-class _Managed(ctypes.Structure):
-    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+class _ManagedTensor(ctypes.Structure):
+    _fields_ = (("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
-class _Versioned(ctypes.Structure):
+class _VersionedTensor(ctypes.Structure):
     _fields_ = (
         ("major", ctypes.c_uint32),
         ("minor", ctypes.c_uint32),
         ("context", ctypes.c_void_p),
         ("deleter", ctypes.c_void_p),
         ("flags", ctypes.c_uint64),
-        ("tensor", _Tensor),
+        ("tensor", _DLTensor),
     )
 
 
-def _function(name: str, result: Any, *arguments: Any) -> Any:
+def _python_function(name: str, result: Any, *arguments: Any) -> Any:
     prototype = ctypes.PYFUNCTYPE(result, *arguments)
     return prototype((name, ctypes.pythonapi))
 
 
-_pointer = _function("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
-_is_valid = _function("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
-_rename = _function("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
+_pointer = _python_function("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+_is_valid = _python_function("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
+_rename = _python_function("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 
-_LAYOUTS: dict[bytes, Any] = {b"dltensor_versioned": _Versioned, b"dltensor": _Managed}
+_LAYOUTS: dict[bytes, Any] = {b"dltensor_versioned": _VersionedTensor, b"dltensor": _ManagedTensor}
 # A capsule keeps a pointer to its name.
 _USED = {name: b"used_" + name for name in _LAYOUTS}
 
@@ -140,10 +140,10 @@ class ImportedTensor:
         self.device_kind, self.device = tensor.device.kind, tensor.device.index
         if self.device_kind not in kinds:
             raise ArrayError(f"{what} gave a DLPack capsule of device {self.device_kind}, and named another")
-        self.dtype = _dtype(tensor.dtype, what)
-        self.shape = _shape(tensor, what)
+        self.dtype = _tensor_dtype(tensor.dtype, what)
+        self.shape = _tensor_shape(tensor, what)
         self.address = (tensor.data or 0) + tensor.byte_offset
-        self.strides = _strides(tensor, self.shape, self.dtype.itemsize)
+        self.strides = _tensor_strides(tensor, self.shape, self.dtype.itemsize)
         #: Whether the capsule can express that its memory is read-only.
         self.versioned = name == b"dltensor_versioned"
         self.readonly = self.versioned and bool(managed.flags & _READ_ONLY)
@@ -155,7 +155,7 @@ class ImportedTensor:
             release()
 
 
-def _shape(tensor: _Tensor, what: str) -> tuple[int, ...]:
+def _tensor_shape(tensor: _DLTensor, what: str) -> tuple[int, ...]:
     count = tensor.ndim
     if not 0 <= count <= _MOST_DIMENSIONS or (count and not tensor.shape):
         raise ArrayError(f"{what} gave a DLPack capsule of {count} dimensions; pass one of at most 64")
@@ -165,7 +165,7 @@ def _shape(tensor: _Tensor, what: str) -> tuple[int, ...]:
     return shape
 
 
-def _strides(tensor: _Tensor, shape: tuple[int, ...], itemsize: int) -> Strides:
+def _tensor_strides(tensor: _DLTensor, shape: tuple[int, ...], itemsize: int) -> Strides:
     if not tensor.strides:
         return None
     found = tuple(step * itemsize for step in tensor.strides[: tensor.ndim])
@@ -173,10 +173,10 @@ def _strides(tensor: _Tensor, shape: tuple[int, ...], itemsize: int) -> Strides:
 
 
 def _check_memory(
-    tensor: _Tensor, shape: tuple[int, ...], strides: Strides, itemsize: int, what: str
+    tensor: _DLTensor, shape: tuple[int, ...], strides: Strides, itemsize: int, what: str
 ) -> None:
     """Raise unless all elements are in the range of valid addresses."""
-    begin, end = extent(shape, strides, itemsize)
+    begin, end = byte_extent(shape, strides, itemsize)
     if not is_possible(tensor.data + tensor.byte_offset if tensor.data else 0, begin, end):
         raise ArrayError(
             f"{what} gave a DLPack capsule of shape {shape} without memory for it (address "
@@ -184,7 +184,7 @@ def _check_memory(
         )
 
 
-def _dtype(found: _Type, what: str) -> np.dtype[Any]:
+def _tensor_dtype(found: _DataType, what: str) -> np.dtype[Any]:
     kind = _KINDS.get(found.code)
     if kind is None or found.lanes != 1 or found.bits % 8:
         raise DTypeError(f"{what} has the DLPack type ({found.code}, {found.bits}, {found.lanes})")
@@ -196,7 +196,7 @@ def _dtype(found: _Type, what: str) -> np.dtype[Any]:
         raise DTypeError(f"{what} has element type {kind}{found.bits}, which NumPy does not know") from None
 
 
-def export(
+def export_capsule(
     owner: Any,
     address: int,
     shape: tuple[int, ...],
@@ -222,7 +222,7 @@ def export(
     view = array_at(address, shape, np.dtype(np.uint16) if is_bfloat else dtype, None, owner, readonly)
     capsule = capsule_of(view, versioned)
     tensor = _struct_of(capsule, _name_of(capsule)).tensor
-    tensor.device = _Device(*device)
+    tensor.device = _DLDevice(*device)
     if is_bfloat:
         tensor.dtype.code = _BFLOAT
     if 0 in shape:

@@ -32,7 +32,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
     """Return the element type of a name in `DTYPES`. Raises DTypeError for any other name."""
     if name not in DTYPES:
         raise DTypeError(f"unknown element type {name!r}; supported are {', '.join(DTYPES)}")
-    return native(bfloat16("array"), "array") if name == "bfloat16" else np.dtype(name)
+    return native_dtype(bfloat16("array"), "array") if name == "bfloat16" else np.dtype(name)
 
 
 class _NoBfloat16(DTypeError, MissingBackendError):
@@ -57,7 +57,7 @@ def bfloat16(what: str) -> np.dtype[Any]:
     return dtype
 
 
-def native(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
+def native_dtype(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
     """Return an element type in the byte order of this machine.
 
     Raises DTypeError if it is not in `DTYPES`.
@@ -68,9 +68,9 @@ def native(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
     if found.name == "bfloat16" and found.itemsize == 2:
         cpu.accept_bfloat16(found)
         return found
-    raise unsupported(what, dtype)
+    raise unsupported_error(what, dtype)
 
 
-def unsupported(what: str, dtype: object, hint: str = "") -> DTypeError:
+def unsupported_error(what: str, dtype: object, hint: str = "") -> DTypeError:
     """Make the error for an element type that is not in `DTYPES`."""
     return DTypeError(f"{what} has element type {dtype}; supported are {', '.join(DTYPES)}{hint}")

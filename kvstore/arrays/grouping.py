@@ -20,7 +20,7 @@ Group = tuple[Key, list[Any]]
 _INT64 = 2**63
 
 
-def group(key: Any, value: Any, what: str = "value") -> list[Group]:
+def group_values(key: Any, value: Any, what: str = "value") -> list[Group]:
     """Group values by key, each key once, in the order of first appearance.
 
     Parameters
@@ -38,11 +38,11 @@ def group(key: Any, value: Any, what: str = "value") -> list[Group]:
         A list of keys has a list of values of another length.
     """
     if type(key) is str or type(key) is int:
-        return [(_in_range(key), _arrays(value))]
+        return [(_in_range(key), _array_list(value))]
     if not isinstance(key, (list, tuple)):
-        return [(plain_key(key), _arrays(value))]
+        return [(plain_key(key), _array_list(value))]
     groups: dict[Key, list[Any]] = {}
-    for name, arrays in _pairs(key, value, what):
+    for name, arrays in _key_values(key, value, what):
         known = groups.get(name)
         if known is None:
             groups[name] = arrays
@@ -98,25 +98,25 @@ def _in_range(key: Key) -> Key:
     return key
 
 
-def _arrays(value: Any) -> list[Any]:
+def _array_list(value: Any) -> list[Any]:
     """Return a new list: another thread could change the caller's list while a kernel reads the arrays."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _pairs(keys: Any, values: Any, what: str) -> Iterable[Group]:
-    open_ = [(keys, _zipped(keys, values, what))]  # the lists that contain the next key, outermost first
+def _key_values(keys: Any, values: Any, what: str) -> Iterable[Group]:
+    open_ = [(keys, _zip_values(keys, values, what))]  # the lists that contain the next key, outermost first
     around = {id(keys)}
     while open_:
         inside, pairs = open_[-1]
         for key, value in pairs:
             if type(key) is str or type(key) is int:
-                yield _in_range(key), _arrays(value)
+                yield _in_range(key), _array_list(value)
             elif not isinstance(key, (list, tuple)):
-                yield plain_key(key), _arrays(value)
+                yield plain_key(key), _array_list(value)
             elif id(key) in around:
                 raise KeyKindError("a list of keys contains itself; a key must be an int or a str")
             else:
-                open_.append((key, _zipped(key, value, what)))
+                open_.append((key, _zip_values(key, value, what)))
                 around.add(id(key))
                 break
         else:
@@ -124,7 +124,7 @@ def _pairs(keys: Any, values: Any, what: str) -> Iterable[Group]:
             around.remove(id(inside))
 
 
-def _zipped(keys: Any, values: Any, what: str) -> Iterator[tuple[Any, Any]]:
+def _zip_values(keys: Any, values: Any, what: str) -> Iterator[tuple[Any, Any]]:
     if not isinstance(values, (list, tuple)):
         raise ShapeError(f"{len(keys)} keys need a list of as many {what}s, got {type(values).__name__}")
     if len(keys) != len(values):
@@ -137,7 +137,9 @@ def pair_rows(key: Any, out: Any, row_ids: Any) -> list[tuple[Key, list[tuple[Ro
     if out is None or row_ids is None:
         raise ArrayError("row_sparse_pull needs both `out` and `row_ids`")
     wanted = []
-    for (name, outs), (_, ids) in zip(group(key, out, "out"), group(key, row_ids, "row_id"), strict=True):
+    for (name, outs), (_, ids) in zip(
+        group_values(key, out, "out"), group_values(key, row_ids, "row_id"), strict=True
+    ):
         if all(isinstance(one, (int, float, np.number)) for one in ids):
             ids = [ids]  # plain numbers are one list of ids, not several arrays
         for one in outs:

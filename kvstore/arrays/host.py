@@ -1,8 +1,8 @@
 """Host arrays of any library as NumPy views, without importing that library and without a copy.
 
-`readable` and `writable` return an exact `numpy.ndarray` for the compiled kernels. It shares memory with the
-array if that is contiguous, aligned and in native byte order; else `readable` copies, and `writable` returns
-a buffer and a function that copies the buffer to the array.
+`readable_array` and `writable_array` return an exact `numpy.ndarray` for the compiled kernels. It shares
+memory with the array if that is contiguous, aligned and in native byte order; else `readable_array` copies,
+and `writable_array` returns a buffer and a function that copies the buffer to the array.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 from ..errors import ArrayError, DTypeError, KVStoreError, MissingBackendError, ShapeError
 from ..kernels import cpu
 from . import tensors
-from .addresses import array_at, describe, extent, overlaps_itself, unusable_array_error
-from .element_types import native
+from .addresses import array_at, byte_extent, describe_object, overlaps_itself, unusable_array_error
+from .element_types import native_dtype
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -33,12 +33,12 @@ _ZERO = bytes(16)  # of any element type
 
 
 class RowSparseBase:
-    """An array of kvstore without a dense view: `readable` and `writable` raise."""
+    """An array of kvstore without a dense view: `readable_array` and `writable_array` raise."""
 
     __slots__ = ()
 
 
-def readable(obj: Any, what: str = "value") -> Array:
+def readable_array(obj: Any, what: str = "value") -> Array:
     """View `obj` as a NumPy array for reading.
 
     Parameters
@@ -62,22 +62,22 @@ def readable(obj: Any, what: str = "value") -> Array:
     DTypeError
         An element type outside of `DTYPES`.
     """
-    view = obj if type(obj) is np.ndarray else _view(obj, what)
+    view = obj if type(obj) is np.ndarray else _protocol_view(obj, what)
     if cpu.is_plain(view):
         return view
-    dtype = native(view.dtype, what)
+    dtype = native_dtype(view.dtype, what)
     if cpu.is_plain(view):  # the first bfloat16 array of this process
         return view
     return np.array(view, dtype=dtype, order="C", copy=True, subok=False)
 
 
-def writable(obj: Any, what: str = "out") -> tuple[Array, Callable[[], None] | None]:
+def writable_array(obj: Any, what: str = "out") -> tuple[Array, Callable[[], None] | None]:
     """View `obj` as a NumPy array for writing.
 
     Returns
     -------
     array : numpy.ndarray
-        As from `readable`: the memory of `obj` itself, or a buffer of its shape.
+        As from `readable_array`: the memory of `obj` itself, or a buffer of its shape.
     deliver : callable or None
         If `array` is a buffer, a function that copies its content to `obj`; call it when the buffer has the
         result.
@@ -91,10 +91,10 @@ def writable(obj: Any, what: str = "out") -> tuple[Array, Callable[[], None] | N
     """
     view, deliver = (obj, None) if type(obj) is np.ndarray else _writable_view(obj, what)
     if not view.flags.writeable:
-        raise ArrayError(f"{what} is read-only: {describe(obj)}; {_place_for_outs(obj)}")
+        raise ArrayError(f"{what} is read-only: {describe_object(obj)}; {_place_for_outs(obj)}")
     if cpu.is_plain(view):
         return view, deliver
-    dtype = native(view.dtype, what)
+    dtype = native_dtype(view.dtype, what)
     if cpu.is_plain(view):  # the first bfloat16 array of this process
         return view, deliver
     if overlaps_itself(view.shape, view.strides, view.itemsize):
@@ -106,28 +106,28 @@ def writable(obj: Any, what: str = "out") -> tuple[Array, Callable[[], None] | N
 def overlapping_elements_error(what: str, strides: object, obj: Any) -> ArrayError:
     """Make the error for an out with overlapping elements, which cannot all be written."""
     return ArrayError(
-        f"{what} has several elements at one place in memory (strides {strides}): {describe(obj)}; "
+        f"{what} has several elements at one place in memory (strides {strides}): {describe_object(obj)}; "
         "pass an array with room for all of them, such as a copy"
     )
 
 
-def direct(obj: Any, write: bool = False) -> Array | None:
-    """View the memory of `obj` itself; None if `readable` or `writable` would copy. The view can be kept."""
+def direct_view(obj: Any, write: bool = False) -> Array | None:
+    """View the memory of `obj` itself; None if that would need a copy. The view can be kept."""
     if type(obj) is np.ndarray:
         view = obj
     elif tensors.is_tensor_type(type(obj)):
         seen = _tensor_memory(obj, "array")
         if seen.negated:
             return None
-        tensors.keep_in_place(seen.storage)
+        tensors.forbid_resize(seen.storage)
         view = _tensor_view(seen)
     else:
-        view = _view(obj, "array", write)
+        view = _protocol_view(obj, "array", write)
     fits = cpu.is_plain(view) and (view.flags.writeable or not write)
     return view if fits else None
 
 
-def numbers(obj: Any, what: str) -> Array:
+def number_array(obj: Any, what: str) -> Array:
     """View an array, or a list of numbers, as an array of any type.
 
     Raises
@@ -135,15 +135,15 @@ def numbers(obj: Any, what: str) -> Array:
     ShapeError
         The list has other elements than numbers, or its inner lists have different lengths.
     ArrayError, DTypeError
-        As `readable`.
+        As `readable_array`.
     """
     if isinstance(obj, np.ndarray):
-        return exact(obj, what)
+        return exact_array(obj, what)
     if not isinstance(obj, (list, tuple)):
-        return readable(obj, what)
+        return readable_array(obj, what)
     try:
         if any(map(tensors.is_tensor_type, {type(one) for one in obj})):
-            obj = [readable(one, what) if tensors.is_tensor_type(type(one)) else one for one in obj]
+            obj = [readable_array(one, what) if tensors.is_tensor_type(type(one)) else one for one in obj]
         return np.asarray(obj)
     except KVStoreError:
         raise
@@ -161,7 +161,7 @@ def is_array(obj: Any) -> bool:
     return any(hasattr(obj, name) for name in names) or _has_buffer(obj)
 
 
-def template(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def shape_template(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Return zeros that use no memory and cannot be written, as a description of shape and type."""
     return np.ndarray(shape, dtype, _ZERO, strides=(0,) * len(shape))
 
@@ -172,33 +172,35 @@ def _writable_view(obj: Any, what: str) -> tuple[Array, Callable[[], None] | Non
     If its values are not those in its memory, return a buffer and a function that copies it.
     """
     if not tensors.is_tensor_type(type(obj)):
-        return _view(obj, what, write=True), None
+        return _protocol_view(obj, what, write=True), None
     seen = _tensor_memory(obj, what)
     if not seen.negated:
         return _tensor_view(seen), None
     if overlaps_itself(seen.shape, seen.strides, seen.dtype.itemsize):
         raise overlapping_elements_error(what, seen.strides, obj)
-    buffer, deliver = tensors.room_for(obj, what)
+    buffer, deliver = tensors.contiguous_out(obj, what)
     return _tensor_view(_tensor_memory(buffer, what)), deliver
 
 
-def _view(obj: Any, what: str, write: bool = False) -> Array:
+def _protocol_view(obj: Any, what: str, write: bool = False) -> Array:
     """View an object by the protocol that it supports."""
     kind = type(obj)
     if tensors.is_tensor_type(kind):
         seen = _tensor_memory(obj, what)
-        return _tensor_view(_tensor_memory(tensors.resolved(obj, what), what) if seen.negated else seen)
+        return _tensor_view(
+            _tensor_memory(tensors.resolved_tensor(obj, what), what) if seen.negated else seen
+        )
     if isinstance(obj, np.ndarray):
-        return exact(obj, what)
+        return exact_array(obj, what)
     refuse_non_array(obj, what)
     if is_jax_type(kind):
         return _jax_view(obj, what)
     if hasattr(obj, "__dlpack__"):
-        return _imported(obj, what, write)
+        return _import_dlpack(obj, what, write)
     if hasattr(obj, "__cuda_array_interface__"):
         raise _on_device(obj, what)
     if hasattr(obj, "to_dlpack_for_read"):  # MXNet's NDArray; for `write`, through a capsule for writing
-        return _imported(_MXNetDLPack(obj, write), what, write)
+        return _import_dlpack(_MXNetDLPack(obj, write), what, write)
     return _interface_view(obj, what) if hasattr(obj, "__array_interface__") else _buffer_view(obj, what)
 
 
@@ -213,7 +215,8 @@ def refuse_non_array(obj: Any, what: str) -> None:
     if not is_array(obj):
         hint = _OF_NONE if obj is None and what.startswith("value") else ""
         raise ArrayError(
-            f"{what} must be an array (NumPy, PyTorch, JAX, CuPy, MXNet ...), not {describe(obj)}{hint}"
+            f"{what} must be an array (NumPy, PyTorch, JAX, CuPy, MXNet ...), "
+            f"not {describe_object(obj)}{hint}"
         )
 
 
@@ -229,7 +232,7 @@ def _refuse_foreign_sparse(obj: object, what: str) -> None:
 
 def _on_device(obj: Any, what: str) -> MissingBackendError:
     return MissingBackendError(
-        f"{what} lies on a device: {describe(obj)}; this store takes host arrays only: "
+        f"{what} lies on a device: {describe_object(obj)}; this store takes host arrays only: "
         "copy it to the host first, or use create('device') if it lies on a CUDA GPU"
     )
 
@@ -256,7 +259,7 @@ def _tensor_view(seen: tensors.TensorMemory) -> Array:
     return array_at(seen.address, seen.shape, seen.dtype, seen.strides, seen.storage, readonly=False)
 
 
-def exact(array: Array, what: str) -> Array:
+def exact_array(array: Array, what: str) -> Array:
     """View an array of a subclass of NumPy's class as an exact NumPy array."""
     if isinstance(array, np.ma.MaskedArray):
         raise ArrayError(f"{what} is a masked array, whose mask would be lost; pass .filled(...) instead")
@@ -271,7 +274,7 @@ def _check_file(array: np.memmap[Any, Any], what: str) -> None:
     if not isinstance(mapped, mmap.mmap) or not array.size:
         return
     start = np.frombuffer(mapped, np.uint8).__array_interface__["data"][0]
-    _, end = extent(array.shape, array.strides, array.itemsize)
+    _, end = byte_extent(array.shape, array.strides, array.itemsize)
     position = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
     needed = position + array.__array_interface__["data"][0] - start + end
     if mapped.size() < needed:
@@ -293,12 +296,12 @@ def check_jax_array(obj: Any, what: str) -> None:
     """Raise ArrayError for an array of JAX without a value: traced, deleted or donated."""
     if any(base.__name__ == "Tracer" for base in type(obj).__mro__):
         raise ArrayError(
-            f"{what} is a traced array of JAX, which has no value yet: {describe(obj)}; call the store "
-            "outside of jax.jit, grad and vmap, or use kvstore.jax"
+            f"{what} is a traced array of JAX, which has no value yet: {describe_object(obj)}; call the "
+            "store outside of jax.jit, grad and vmap, or use kvstore.jax"
         )
     if obj.is_deleted():
         raise ArrayError(
-            f"{what} was deleted or donated to a jitted function: {describe(obj)}; pass its result"
+            f"{what} was deleted or donated to a jitted function: {describe_object(obj)}; pass its result"
         )
 
 
@@ -312,10 +315,10 @@ def _jax_view(obj: Any, what: str) -> Array:
     except KVStoreError:
         raise
     except Exception as error:
-        raise DTypeError(f"{what} cannot be viewed: {describe(obj)} ({error})") from error
+        raise DTypeError(f"{what} cannot be viewed: {describe_object(obj)} ({error})") from error
 
 
-def _imported(obj: Any, what: str, write: bool) -> Array:
+def _import_dlpack(obj: Any, what: str, write: bool) -> Array:
     """View an array by DLPack; any exception of the producer becomes one of kvstore's errors."""
     from . import dlpack  # imported here and below: few programs need these modules
 
@@ -326,7 +329,7 @@ def _imported(obj: Any, what: str, write: bool) -> Array:
     except KVStoreError:
         raise
     except Exception as error:
-        raise DTypeError(f"{what} cannot be viewed: {describe(obj)} ({error})") from error
+        raise DTypeError(f"{what} cannot be viewed: {describe_object(obj)} ({error})") from error
     readonly = lent.readonly or not (write or lent.versioned)
     return array_at(lent.address, lent.shape, lent.dtype, lent.strides, lent, readonly)
 
@@ -338,7 +341,7 @@ def _interface_view(obj: Any, what: str) -> Array:
         given = obj.__array_interface__
     except Exception as error:
         raise unusable_array_error(obj, what, error) from error
-    seen = interface.read(given, obj, what)
+    seen = interface.read_interface(given, obj, what)
     try:
         if seen.buffer is not None and 0 not in seen.shape:
             return np.ndarray(seen.shape, seen.dtype, seen.buffer, seen.address, seen.strides)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import ArrayError, DTypeError
-from .addresses import Strides, extent, is_possible, unusable_array_error
-from .element_types import bfloat16, unsupported
+from .addresses import Strides, byte_extent, is_possible, unusable_array_error
+from .element_types import bfloat16, unsupported_error
 
 
 class ArrayInterface(NamedTuple):
@@ -43,7 +43,7 @@ class ArrayInterface(NamedTuple):
     stream: int | None
 
 
-def read(interface: Any, obj: Any, what: str) -> ArrayInterface:
+def read_interface(interface: Any, obj: Any, what: str) -> ArrayInterface:
     """Read the interface of an object.
 
     Raises
@@ -54,33 +54,33 @@ def read(interface: Any, obj: Any, what: str) -> ArrayInterface:
         NumPy does not support the element type.
     """
     try:
-        return _read(interface, what)
+        return _parse_interface(interface, what)
     except (ArrayError, DTypeError):
         raise
     except Exception as error:  # an object of another library can have any values in these fields
         raise unusable_array_error(obj, what, error) from error
 
 
-def _read(interface: Any, what: str) -> ArrayInterface:
+def _parse_interface(interface: Any, what: str) -> ArrayInterface:
     if not isinstance(interface, Mapping):
         raise TypeError(f"its array interface is {type(interface).__name__}, not a dict")
     if interface.get("mask") is not None:
         raise ArrayError(f"{what} is a masked array, whose mask would be lost; fill it first")
-    shape = _numbers(interface["shape"], "shape")
+    shape = _integer_tuple(interface["shape"], "shape")
     if min(shape, default=0) < 0:
         raise ValueError(f"its shape is {shape}")
     dtype = _element_type(interface["typestr"], what)
     strides = interface.get("strides")
-    strides = None if strides is None else _numbers(strides, "strides")
+    strides = None if strides is None else _integer_tuple(strides, "strides")
     if strides is not None and len(strides) != len(shape):
         raise ValueError(f"it has strides {strides} with shape {shape}")
-    begin, end = extent(shape, strides, dtype.itemsize)
+    begin, end = byte_extent(shape, strides, dtype.itemsize)
     buffer = None if isinstance(interface["data"], tuple) else interface["data"]
-    address, readonly = _memory(interface, begin, end)
+    address, readonly = _memory_start(interface, begin, end)
     return ArrayInterface(address, buffer, readonly, dtype, shape, strides, interface.get("stream"))
 
 
-def _numbers(given: Any, name: str) -> tuple[int, ...]:
+def _integer_tuple(given: Any, name: str) -> tuple[int, ...]:
     if not isinstance(given, tuple):
         raise TypeError(f"its {name} is {given!r}, not a tuple")
     return tuple(operator.index(one) for one in given)
@@ -96,11 +96,11 @@ def _element_type(typestr: Any, what: str) -> np.dtype[Any]:
     except TypeError:
         raise DTypeError(f"{what} has the element type {typestr!r}, which NumPy does not know") from None
     if found.hasobject:
-        raise unsupported(what, found)
+        raise unsupported_error(what, found)
     return found
 
 
-def _memory(interface: Mapping[str, Any], begin: int, end: int) -> tuple[int, bool]:
+def _memory_start(interface: Mapping[str, Any], begin: int, end: int) -> tuple[int, bool]:
     """Return the address or offset, and whether it is read-only.
 
     The bytes `begin` to `end` there are valid.

@@ -25,7 +25,7 @@ def check_mean(dtype: np.dtype[Any], what: str) -> None:
         )
 
 
-def quotient(array: Array, workers: int) -> Array:
+def divided_array(array: Array, workers: int) -> Array:
     """Return an array divided by the number of workers; each element is rounded once, to its type."""
     if workers == 1:
         return array

@@ -71,7 +71,7 @@ def next_page_offset() -> int:
 
 def _own_pages(nbytes: int) -> tuple[mmap.mmap, int]:
     offset = next_page_offset()
-    return _map(nbytes + offset), offset
+    return _map_pages(nbytes + offset), offset
 
 
 def _from_slab(nbytes: int) -> tuple[mmap.mmap, int]:
@@ -79,7 +79,7 @@ def _from_slab(nbytes: int) -> tuple[mmap.mmap, int]:
     with _lock:
         offset = -(-_used // _LINE) * _LINE
         if _slab is None or offset + nbytes > _SLAB:
-            _slab, offset = _map(_SLAB), 0
+            _slab, offset = _map_pages(_SLAB), 0
         _used = offset + nbytes
         return _slab, offset
 
@@ -92,7 +92,7 @@ def _new_lock() -> None:
 os.register_at_fork(after_in_child=_new_lock)  # a thread of the parent can hold the old one
 
 
-def _map(nbytes: int) -> mmap.mmap:
+def _map_pages(nbytes: int) -> mmap.mmap:
     try:
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import DTypeError, RowIndexError, ShapeError
 from ..kernels import cpu
-from .host import RowSparseBase, numbers, readable
+from .host import RowSparseBase, number_array, readable_array
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -52,18 +52,18 @@ class RowSparseArray(RowSparseBase):
     shape: tuple[int, ...]
 
     def __init__(self, data: Any, indices: Any, shape: tuple[int, ...]) -> None:
-        rows = readable(data, "data")
+        rows = readable_array(data, "data")
         self.shape = full = _plain_shape(shape)
         if rows.ndim != len(full) or rows.shape[1:] != full[1:]:
             raise ShapeError(f"data of shape {rows.shape} cannot be rows of a table of shape {full}")
         ids = _checked_ids(indices, rows, self.shape[0])
-        self.data, self.indices = _canonical(rows, ids)
+        self.data, self.indices = _canonical_rows(rows, ids)
         self._capacity: npt.NDArray[Any] | None = None
 
     @classmethod
     def from_dense(cls, dense: Any) -> RowSparseArray:
         """Return a table that stores the rows of `dense` with at least one nonzero element (or NaN)."""
-        table = readable(dense, "dense")
+        table = readable_array(dense, "dense")
         if table.ndim < 1:
             raise ShapeError("a row-sparse array needs at least one dimension")
         flat = table.reshape(table.shape[0], -1) if table.size else table.reshape(table.shape[0], 0)
@@ -152,7 +152,7 @@ def _plain_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _checked_ids(indices: Any, rows: npt.NDArray[Any], n_rows: int) -> npt.NDArray[np.int64]:
-    ids = numbers(indices, "indices")
+    ids = number_array(indices, "indices")
     if ids.size == 0:
         ids = ids.astype(np.int64)
     if ids.dtype.kind not in "iu":
@@ -166,7 +166,7 @@ def _checked_ids(indices: Any, rows: npt.NDArray[Any], n_rows: int) -> npt.NDArr
     return np.ascontiguousarray(ids, dtype=np.int64)
 
 
-def _canonical(
+def _canonical_rows(
     rows: npt.NDArray[Any], ids: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     if len(ids) < 2 or bool((ids[1:] > ids[:-1]).all()):
@@ -182,7 +182,7 @@ def _canonical(
     return merged.astype(rows.dtype, copy=False), unique
 
 
-def checked(value: RowSparseArray) -> RowSparseArray:
+def checked_rows(value: RowSparseArray) -> RowSparseArray:
     """Return `value`, converted again if its parts were changed; raises the errors of the constructor."""
     return value if is_canonical(value) else RowSparseArray(value.data, value.indices, value.shape)
 

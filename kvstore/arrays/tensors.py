@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import ArrayError, DTypeError
-from .addresses import Strides, describe, extent
-from .element_types import bfloat16, unsupported
+from .addresses import Strides, byte_extent, describe_object
+from .element_types import bfloat16, unsupported_error
 
 Tensor = Any
 
@@ -68,7 +68,7 @@ def memory_of(tensor: Tensor, what: str) -> TensorMemory:
         NumPy does not support its element type, or no store sums it.
     """
     if (problem := _problem_of(type(tensor))) is not None:
-        raise ArrayError(f"{what} is {describe(tensor)}, {problem}")
+        raise ArrayError(f"{what} is {describe_object(tensor)}, {problem}")
     try:
         storage = tensor.untyped_storage()
         address, shape = tensor.data_ptr(), tuple(tensor.shape)
@@ -84,7 +84,7 @@ def memory_of(tensor: Tensor, what: str) -> TensorMemory:
     strides = None
     if steps is not None:
         strides = tuple(step * dtype.itemsize for step in steps)
-        _, needed = extent(shape, strides, dtype.itemsize)
+        _, needed = byte_extent(shape, strides, dtype.itemsize)
     if needed and (not address or begin * dtype.itemsize + needed > held):
         raise _too_small_error(tensor, what, held)
     return TensorMemory(address, dtype, shape, strides, storage, negated)
@@ -105,7 +105,7 @@ def whole_address(tensor: Tensor, nbytes: int, itemsize: int) -> int | None:
     return address if held >= nbytes and (address or not nbytes) else None
 
 
-def resolved(tensor: Tensor, what: str) -> Tensor:
+def resolved_tensor(tensor: Tensor, what: str) -> Tensor:
     """Return a tensor whose memory has its values, outside of any graph."""
     try:
         return tensor.detach().resolve_neg()
@@ -113,7 +113,7 @@ def resolved(tensor: Tensor, what: str) -> Tensor:
         raise _not_copied_error(tensor, what, error) from error
 
 
-def room_for(out: Tensor, what: str) -> tuple[Tensor, Callable[[], None]]:
+def contiguous_out(out: Tensor, what: str) -> tuple[Tensor, Callable[[], None]]:
     """Return a contiguous tensor in place of an out, and the function that copies its content to the out."""
     try:
         plain = out.detach()
@@ -123,7 +123,7 @@ def room_for(out: Tensor, what: str) -> tuple[Tensor, Callable[[], None]]:
     return buffer, lambda: plain.__setitem__(Ellipsis, buffer)
 
 
-def keep_in_place(storage: Any) -> None:
+def forbid_resize(storage: Any) -> None:
     """Let torch refuse to free or resize a storage on the host, as for memory that NumPy shares."""
     torch = sys.modules["torch"]
     torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
@@ -167,7 +167,7 @@ def _not_summed_error(tensor: Tensor, what: str) -> DTypeError:
         cure = "; pass torch.view_as_real(x.resolve_conj())"
     elif tensor.is_quantized:
         cure = "; pass x.dequantize()"
-    return unsupported(what, tensor.dtype, cure)
+    return unsupported_error(what, tensor.dtype, cure)
 
 
 def _no_storage_error(tensor: Tensor, what: str, error: Exception) -> ArrayError:
@@ -181,13 +181,13 @@ def _no_storage_error(tensor: Tensor, what: str, error: Exception) -> ArrayError
     elif "BatchedTensor" in text or "TensorWrapper" in text:
         cure = "it is inside torch.vmap or a transform of torch.func: call the store outside"
     return ArrayError(
-        f"{what} has no memory that can be used: {describe(tensor)} ({tensor.layout}: {text}); {cure}"
+        f"{what} has no memory that can be used: {describe_object(tensor)} ({tensor.layout}: {text}); {cure}"
     )
 
 
 def _not_copied_error(tensor: Tensor, what: str, error: Exception) -> ArrayError:
     return ArrayError(
-        f"{what} has the negative bit or strides, and torch cannot copy it here: {describe(tensor)} "
+        f"{what} has the negative bit or strides, and torch cannot copy it here: {describe_object(tensor)} "
         f"({error}); pass a contiguous tensor after x.resolve_neg()"
     )
 
@@ -195,10 +195,11 @@ def _not_copied_error(tensor: Tensor, what: str, error: Exception) -> ArrayError
 def _too_small_error(tensor: Tensor, what: str, held: int) -> ArrayError:
     if tensor.device.type == "meta":
         return ArrayError(
-            f"{what} is on device meta and has no memory yet: {describe(tensor)}; load or initialise it first"
+            f"{what} is on device meta and has no memory yet: {describe_object(tensor)}; "
+            "load or initialise it first"
         )
     return ArrayError(
-        f"{what} has no memory for all of its elements: {describe(tensor)}, in a storage of {held} bytes. "
-        "The storage was freed or resized, as FSDP does between uses, or the tensor stands for another; pass "
-        "a tensor that holds its elements"
+        f"{what} has no memory for all of its elements: {describe_object(tensor)}, in a storage of {held} "
+        "bytes. The storage was freed or resized, as FSDP does between uses, or the tensor stands for "
+        "another; pass a tensor that holds its elements"
     )

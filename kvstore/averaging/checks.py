@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.means import check_mean, quotient
+from ..arrays.means import check_mean, divided_array
 from ..errors import ArgumentError, CapabilityError, ConfigError
 from ..settings import launchers
 from ..settings.environment import text_of
@@ -43,7 +43,7 @@ def check_size(store: KVStore, size: int) -> None:
     if size == store.num_workers:
         return
     cure = "create 'shared', or another store of all processes"
-    if launchers.detect().launcher == "none":
+    if launchers.detect_placement().launcher == "none":
         cure = (
             "no variable of a launcher is set. Start the processes with torchrun or `kvstore run`; or, if "
             "the "
@@ -102,7 +102,8 @@ def mean_parts(store: KVStore, keys: Sequence[Any], arrays: Sequence[Any]) -> li
         check_mean(array.dtype, f"the value of {key!r}")
     workers = store.num_workers
     return [
-        quotient(array, workers) if isinstance(array, np.ndarray) else array / workers for array in arrays
+        divided_array(array, workers) if isinstance(array, np.ndarray) else array / workers
+        for array in arrays
     ]
 
 

@@ -15,10 +15,10 @@ from .. import tensor_file
 from ..arrays import pages
 from ..arrays.element_types import bfloat16
 from ..arrays.grouping import Key
-from ..arrays.host import readable
+from ..arrays.host import readable_array
 from ..errors import ArgumentError, KVStoreError, StateFileError
 from ..optimizer import states
-from ..optimizer.states import Content
+from ..optimizer.states import StatesContent
 from . import file, values
 from .values import Value
 
@@ -52,20 +52,20 @@ class CheckpointContents(NamedTuple):
     extra: dict[str, Any]
     arrays: dict[str, Array]
     values: dict[Key, Value]
-    optimizer: Content | None
+    optimizer: StatesContent | None
 
 
 # ------------------------------------------------------------------------------------------------ writing
 
 
-def collect(backend: Backend, step: int, extra: str, arrays: Mapping[str, Array]) -> CheckpointData:
+def collect_data(backend: Backend, step: int, extra: str, arrays: Mapping[str, Array]) -> CheckpointData:
     """Copy the content of a store; `extra` is JSON, and the arrays are copies already."""
-    keys, tensors = values.describe(backend)
+    keys, tensors = values.describe_values(backend)
     tensors = {name: _private_copy(array) for name, array in tensors.items()}
     optimizer = None
     if backend.updater is not None:
         updater = backend.gather_states()
-        optimizer, live = states.describe(updater.states, updater.optimizer, dump_optimizer=True)
+        optimizer, live = states.describe_states(updater.states, updater.optimizer, dump_optimizer=True)
         tensors |= {name: pages.copy(array) for name, array in live.items()}
     tensors |= {f"array/{name}": array for name, array in arrays.items()}
     tensors = tensor_file.as_bits(tensors)
@@ -74,7 +74,7 @@ def collect(backend: Backend, step: int, extra: str, arrays: Mapping[str, Array]
         {"step": step, "extra": json.loads(extra), "keys": keys, "optimizer": optimizer, "arrays": types}
     )
     metadata = {"format": _FORMAT, "version": _VERSION, "content": content}
-    return CheckpointData(file.header(metadata, tensors), tensors)
+    return CheckpointData(file.file_header(metadata, tensors), tensors)
 
 
 def _private_copy(array: Array) -> Array:
@@ -117,13 +117,13 @@ def copied_arrays(arrays: Any) -> dict[str, Array]:
     """
     if not isinstance(arrays, Mapping) or not all(isinstance(name, str) for name in arrays):
         raise ArgumentError("arrays must be a dict of arrays by name (str)")
-    return {name: pages.copy(readable(array, f"array {name!r}")) for name, array in arrays.items()}
+    return {name: pages.copy(readable_array(array, f"array {name!r}")) for name, array in arrays.items()}
 
 
 # ------------------------------------------------------------------------------------------------ reading
 
 
-def read(path: str) -> CheckpointContents:
+def read_checkpoint(path: str) -> CheckpointContents:
     """Read a complete file.
 
     Raises
@@ -131,26 +131,28 @@ def read(path: str) -> CheckpointContents:
     StateFileError
         The file is not a checkpoint, or of another version; or its optimizer is not registered here.
     """
-    metadata, tensors = tensor_file.raw(path)
+    metadata, tensors = tensor_file.read_raw(path)
     tensors.pop(file.DIGEST, None)
     if metadata.get("format") != _FORMAT or metadata.get("version") != _VERSION:
         found = f"{metadata.get('format')!r}, version {metadata.get('version')!r}"
         raise StateFileError(f"{path} is not a checkpoint that this version reads: its format is {found}")
     try:
-        return _parsed(path, json.loads(metadata["content"]), tensors)
+        return _parsed_content(path, json.loads(metadata["content"]), tensors)
     except (KVStoreError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise StateFileError(f"{path} cannot be read: {error}") from error
 
 
-def _parsed(path: str, content: dict[str, Any], tensors: dict[str, Array]) -> CheckpointContents:
-    arrays = {name: _typed(tensors.pop(f"array/{name}"), dtype) for name, dtype in content["arrays"].items()}
-    found = values.parse(content["keys"], tensors)
+def _parsed_content(path: str, content: dict[str, Any], tensors: dict[str, Array]) -> CheckpointContents:
+    arrays = {
+        name: _typed_array(tensors.pop(f"array/{name}"), dtype) for name, dtype in content["arrays"].items()
+    }
+    found = values.parse_values(content["keys"], tensors)
     text, optimizer = content["optimizer"], None
     if text is not None:
         of_optimizer = {name: array for name, array in tensors.items() if name.startswith("state/")}
-        optimizer = states.parse(text, of_optimizer)
+        optimizer = states.parse_states(text, of_optimizer)
     return CheckpointContents(path, content["step"], content["extra"], arrays, found, optimizer)
 
 
-def _typed(array: Array, dtype: str) -> Array:
+def _typed_array(array: Array, dtype: str) -> Array:
     return array.view(bfloat16("an array")) if dtype == "bfloat16" else array

@@ -40,8 +40,8 @@ _TYPES = {
 # ------------------------------------------------------------------------------------------------ writing
 
 
-def write(path: str, head: bytes, tensors: Mapping[str, Array], tell: Callable[[int], None]) -> None:
-    """Write a file atomically: the result of `header`, and the tensors.
+def write_tensors(path: str, head: bytes, tensors: Mapping[str, Array], tell: Callable[[int], None]) -> None:
+    """Write a file atomically: the result of `file_header`, and the tensors.
 
     `tell` is called with the size of each written piece in bytes.
 
@@ -54,14 +54,14 @@ def write(path: str, head: bytes, tensors: Mapping[str, Array], tell: Callable[[
         descriptor = _open_locked(beside)
         held.callback(os.close, descriptor)  # and unlock, after the file has its name
         digest = hashlib.sha256()
-        for piece in _pieces(head, tensors):
+        for piece in _file_pieces(head, tensors):
             digest.update(piece)
             _write_all(descriptor, piece)
             tell(len(piece))
         _write_all(descriptor, memoryview(digest.digest()))
 
 
-def header(metadata: Mapping[str, str], tensors: Mapping[str, Array]) -> bytes:
+def file_header(metadata: Mapping[str, str], tensors: Mapping[str, Array]) -> bytes:
     """Return the head of the file.
 
     Raises
@@ -92,7 +92,7 @@ def _in_order(tensors: Mapping[str, Array]) -> list[tuple[str, Array]]:
     return sorted(tensors.items(), key=lambda item: -item[1].itemsize)
 
 
-def _pieces(head: bytes, tensors: Mapping[str, Array]) -> Iterator[memoryview]:
+def _file_pieces(head: bytes, tensors: Mapping[str, Array]) -> Iterator[memoryview]:
     yield memoryview(head)
     for _, array in _in_order(tensors):
         if array.size:
@@ -112,7 +112,7 @@ def _open_locked(path: str | os.PathLike[str]) -> int:
     """Open and lock a new file; repeat this if another process has removed the file before it was locked."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        _lock(descriptor, fcntl.LOCK_EX)
+        _lock_file(descriptor, fcntl.LOCK_EX)
         if _is_at(path, descriptor):
             return descriptor
         os.close(descriptor)
@@ -125,7 +125,7 @@ def remove_if_abandoned(path: str | os.PathLike[str]) -> bool:
     except FileNotFoundError:
         return True
     try:
-        if not _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        if not _lock_file(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
             return False
         if _is_at(path, descriptor):
             os.unlink(path)
@@ -134,7 +134,7 @@ def remove_if_abandoned(path: str | os.PathLike[str]) -> bool:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, how: int) -> bool:
+def _lock_file(descriptor: int, how: int) -> bool:
     """Lock a file; return False if another process has locked it, or the file system has no locks."""
     try:
         fcntl.flock(descriptor, how)

@@ -119,9 +119,9 @@ class CheckpointFolder:
         good = [step for step in self.steps() if step not in self._damaged and step <= written]
         for step in self.steps():
             if step < min(good[-keep:], default=0):  # 0: another manager has removed the file
-                self._remove(step)
+                self._remove_step(step)
 
-    def _remove(self, step: int) -> None:
+    def _remove_step(self, step: int) -> None:
         try:
             os.unlink(self.file_of(step))
         except FileNotFoundError:  # another manager has removed it

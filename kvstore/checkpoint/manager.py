@@ -18,7 +18,7 @@ from ..store import KVStore, read_with
 from . import contents, file
 from .contents import CheckpointContents, CheckpointData
 from .folder import CheckpointFolder, log
-from .restoring import Checkpoint, restore
+from .restoring import Checkpoint, restore_store
 from .writer import BackgroundWriter
 
 
@@ -65,7 +65,7 @@ class CheckpointManager:
     def __init__(
         self, folder: str | os.PathLike[str], keep: int | None = None, timeout: float | None = None
     ) -> None:
-        self._keep = None if keep is None else _whole(keep, "keep", 1)
+        self._keep = None if keep is None else _whole_number(keep, "keep", 1)
         options = {} if timeout is None else {"timeout": timeout}
         self._writer = BackgroundWriter(store_config(options).timeout)
         self._folder = CheckpointFolder(folder)
@@ -116,24 +116,26 @@ class CheckpointManager:
         KVStoreError
             The store cannot be read.
         """
-        if _checked(store).rank != 0:
+        if _checked_store(store).rank != 0:
             return
-        number = _whole(step, "step", 0)
+        number = _whole_number(step, "step", 0)
         text = contents.as_json({} if extra is None else extra)
         with self._lock:  # serialises the saves of threads
-            self._save(store, number, text, {} if arrays is None else arrays)
+            self._start_save(store, number, text, {} if arrays is None else arrays)
 
-    def _save(self, store: KVStore, number: int, text: str, arrays: Any) -> None:
+    def _start_save(self, store: KVStore, number: int, text: str, arrays: Any) -> None:
         self._writer.wait()
         self._folder.check_newest(number)
         own = contents.copied_arrays(arrays)
-        found = read_with(store, partial(contents.collect, step=number, extra=text, arrays=own))
+        found = read_with(store, partial(contents.collect_data, step=number, extra=text, arrays=own))
         path = self._folder.file_of(number)
-        self._writer.start(f"the write of {path}", found.nbytes, partial(self._write, path, number, found))
+        self._writer.start(
+            f"the write of {path}", found.nbytes, partial(self._write_step, path, number, found)
+        )
 
-    def _write(self, path: str, step: int, found: CheckpointData, tell: Any) -> None:
+    def _write_step(self, path: str, step: int, found: CheckpointData, tell: Any) -> None:
         try:
-            file.write(path, found.head, found.tensors, tell)
+            file.write_tensors(path, found.head, found.tensors, tell)
         except StateFileError as error:
             if has_new_content(error):
                 self._folder.rotate(step, self._keep)
@@ -178,20 +180,20 @@ class CheckpointManager:
             A file cannot be read, or has keys of another shape or type or another optimizer than the store;
             or all files are damaged. Nothing has changed. All workers get this error.
         """
-        _checked(store)
+        _checked_store(store)
         if check is not None and not callable(check):
             raise ArgumentError(f"check must be a function of a Checkpoint, not {type(check).__name__}")
         self._writer.wait()
-        number = None if step is None else _whole(step, "step", 0)
-        return restore(store, partial(self._find, number, check))
+        number = None if step is None else _whole_number(step, "step", 0)
+        return restore_store(store, partial(self._find_step, number, check))
 
-    def _find(
+    def _find_step(
         self, step: int | None, check: Callable[[Checkpoint], None] | None
     ) -> CheckpointContents | None:
         if step is None and not self._folder.steps():
             return None
         path = self._folder.newest_whole() if step is None else self._folder.check_whole(step)
-        found = contents.read(path)
+        found = contents.read_checkpoint(path)
         if check is not None:
             check(Checkpoint(found.step, copy.deepcopy(found.extra), dict(found.arrays)))
         return found
@@ -244,13 +246,13 @@ class CheckpointManager:
         return f"<CheckpointManager {self._folder.path!r}, keep={self._keep}>"
 
 
-def _checked(store: Any) -> KVStore:
+def _checked_store(store: Any) -> KVStore:
     if not isinstance(store, KVStore):
         raise ArgumentError(f"a checkpoint is of a store that kvstore.create has made, not of {store!r}")
     return store
 
 
-def _whole(value: Any, what: str, least: int) -> int:
+def _whole_number(value: Any, what: str, least: int) -> int:
     try:
         number = operator.index(value)
     except TypeError:

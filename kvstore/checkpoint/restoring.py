@@ -12,7 +12,7 @@ from ..arrays.element_types import dtype_named
 from ..arrays.sparse import kind_of
 from ..errors import KVStoreError, StateFileError
 from ..optimizer import Optimizer
-from ..optimizer.states import Content
+from ..optimizer.states import StatesContent
 from ..store import KVStore, load_settings_with, read_with, updater_of, write_with
 from . import values
 from .contents import CheckpointContents
@@ -42,11 +42,11 @@ class Checkpoint(NamedTuple):
     arrays: dict[str, npt.NDArray[Any]]
 
 
-def restore(store: KVStore, find: Callable[[], CheckpointContents | None]) -> Checkpoint | None:
+def restore_store(store: KVStore, find: Callable[[], CheckpointContents | None]) -> Checkpoint | None:
     """Load the checkpoint that worker 0 finds, completely or not at all; all workers call this."""
     if store.num_workers == 1:
         contents = find()
-        return None if contents is None else _load(store, contents)
+        return None if contents is None else _load_contents(store, contents)
     with CheckpointTransfer(store) as workers:
         found = (
             _restore_and_send(store, workers, find)
@@ -68,7 +68,7 @@ def _restore_and_send(
     try:
         contents = find()
         if contents is not None:
-            read_with(store, partial(_check, contents=contents))
+            read_with(store, partial(_check_contents, contents=contents))
     except Exception as error:  # any exception of the caller's check
         kind = "" if isinstance(error, KVStoreError) else f"{type(error).__name__}: "
         workers.send({"error": f"{kind}{error}"}, {})
@@ -78,7 +78,7 @@ def _restore_and_send(
         return None
     workers.send(_message_of(contents), contents.arrays)
     try:
-        found = _load(store, contents)
+        found = _load_contents(store, contents)
     except KVStoreError as error:
         workers.send({"error": str(error)}, {})
         return error
@@ -99,16 +99,16 @@ def _message_of(contents: CheckpointContents) -> dict[str, Any]:
     }
 
 
-def _load(store: KVStore, contents: CheckpointContents) -> Checkpoint:
-    read_with(store, partial(_check, contents=contents))
+def _load_contents(store: KVStore, contents: CheckpointContents) -> Checkpoint:
+    read_with(store, partial(_check_contents, contents=contents))
     _set_optimizer(store, contents.optimizer)
-    write_with(store, partial(_assign, contents=contents))
+    write_with(store, partial(_assign_contents, contents=contents))
     return Checkpoint(contents.step, contents.extra, contents.arrays)
 
 
-def _check(backend: Backend, contents: CheckpointContents) -> None:
+def _check_contents(backend: Backend, contents: CheckpointContents) -> None:
     """Raise StateFileError if the checkpoint does not match the store."""
-    values.check(backend, contents.values, contents.path)
+    values.check_values(backend, contents.values, contents.path)
     there = None if contents.optimizer is None else contents.optimizer.rule
     here = None if backend.updater is None else type(backend.updater.optimizer).__name__.lower()
     if there is not None and not backend.runs_optimizer:
@@ -121,13 +121,13 @@ def _check(backend: Backend, contents: CheckpointContents) -> None:
         )
 
 
-def _assign(backend: Backend, contents: CheckpointContents) -> None:
-    values.assign(backend, contents.values, contents.path)
+def _assign_contents(backend: Backend, contents: CheckpointContents) -> None:
+    values.assign_values(backend, contents.values, contents.path)
     if contents.optimizer is not None:
         backend.adopt_states(contents.optimizer)
 
 
-def _set_optimizer(store: KVStore, found: Content | None) -> None:
+def _set_optimizer(store: KVStore, found: StatesContent | None) -> None:
     if found is not None and found.optimizer is not None and updater_of(store) is None:
         store.set_optimizer(found.optimizer)
 
@@ -155,12 +155,12 @@ def _error_of(told: dict[str, Any]) -> StateFileError | None:
     return StateFileError(f"worker 0 cannot restore: {told['error']}") if told else None
 
 
-def _settings_of(told: dict[str, Any]) -> Content | None:
+def _settings_of(told: dict[str, Any]) -> StatesContent | None:
     """Return the description of the optimizer for this worker; worker 0 has the states."""
     if told["optimizer"] is None:
         return None
     optimizer = Optimizer.from_config(**told["optimizer"])
-    return Content({}, {}, told["num_update"], type(optimizer).__name__.lower(), optimizer)
+    return StatesContent({}, {}, told["num_update"], type(optimizer).__name__.lower(), optimizer)
 
 
 def _assign_values(backend: Backend, told: dict[str, Any]) -> None:

@@ -33,25 +33,25 @@ class CheckpointTransfer:
         """On worker 0: send a JSON message and arrays to all workers; wait until they have received them."""
         kinds = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
         text = json.dumps([message, kinds]).encode()
-        self._broadcast(np.array([len(text)], np.int64))
-        self._broadcast(np.frombuffer(text, np.uint8).copy())
+        self._broadcast_array(np.array([len(text)], np.int64))
+        self._broadcast_array(np.frombuffer(text, np.uint8).copy())
         for array in arrays.values():
-            self._broadcast(array)
+            self._broadcast_array(array)
         self._companion.barrier()
 
     def receive(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """On the other workers: return the message and arrays of worker 0."""
-        size = self._broadcast(np.zeros(1, np.int64))
-        text = self._broadcast(np.zeros(int(size[0]), np.uint8))
+        size = self._broadcast_array(np.zeros(1, np.int64))
+        text = self._broadcast_array(np.zeros(int(size[0]), np.uint8))
         message, kinds = json.loads(text.tobytes())
         arrays = {
-            name: self._broadcast(np.zeros(shape, dtype_named(dtype)))
+            name: self._broadcast_array(np.zeros(shape, dtype_named(dtype)))
             for name, (dtype, shape) in kinds.items()
         }
         self._companion.barrier()
         return message, arrays
 
-    def _broadcast(self, array: Array) -> Array:
+    def _broadcast_array(self, array: Array) -> Array:
         """Overwrite an array with that of worker 0."""
         self._count += 1
         self._companion.broadcast(self._count, array, out=array)

@@ -28,18 +28,18 @@ Array = npt.NDArray[Any]
 Value = Array | RowSparseArray
 
 
-def save(backend: Backend, path: str) -> None:
+def save_values(backend: Backend, path: str) -> None:
     """Write the values of all keys."""
-    manifest, tensors = describe(backend)
-    tensor_file.write(path, _FORMAT, json.dumps(manifest), tensors, field="keys")
+    manifest, tensors = describe_values(backend)
+    tensor_file.write_file(path, _FORMAT, json.dumps(manifest), tensors, field="keys")
 
 
-def load(backend: Backend, path: str) -> None:
+def load_values(backend: Backend, path: str) -> None:
     """Overwrite keys that the store has, and initialise the others; all keys, or none."""
-    assign(backend, _read(path), path)
+    assign_values(backend, _read_values(path), path)
 
 
-def describe(backend: Backend) -> tuple[list[dict[str, Any]], dict[str, Array]]:
+def describe_values(backend: Backend) -> tuple[list[dict[str, Any]], dict[str, Array]]:
     """Return the description of each key, and the arrays by their names in the file.
 
     These can be live memory.
@@ -47,15 +47,15 @@ def describe(backend: Backend) -> tuple[list[dict[str, Any]], dict[str, Array]]:
     tensors: dict[str, Array] = {}
     keys = backend.keys()
     values = backend.fetch_all(keys)
-    return [_describe(key, value, tensors) for key, value in zip(keys, values, strict=True)], tensors
+    return [_describe_value(key, value, tensors) for key, value in zip(keys, values, strict=True)], tensors
 
 
-def parse(entries: Any, tensors: Mapping[str, Array]) -> dict[Key, Value]:
-    """Return the values that were passed to `describe`."""
-    return {entry["key"]: _value(entry, tensors) for entry in _checked(entries)}
+def parse_values(entries: Any, tensors: Mapping[str, Array]) -> dict[Key, Value]:
+    """Return the values that were passed to `describe_values`."""
+    return {entry["key"]: _parsed_value(entry, tensors) for entry in _checked_entries(entries)}
 
 
-def check(backend: Backend, values: Mapping[Key, Value], path: str) -> None:
+def check_values(backend: Backend, values: Mapping[Key, Value], path: str) -> None:
     """Raise StateFileError if a key is of another kind in the store."""
     known = backend.keys()
     if len({isinstance(key, str) for key in (*known, *values)}) > 1:
@@ -66,16 +66,16 @@ def check(backend: Backend, values: Mapping[Key, Value], path: str) -> None:
             raise StateFileError(f"{path}: key {key!r} is {there} there and {here} in this store")
 
 
-def assign(backend: Backend, values: Mapping[Key, Value], path: str) -> None:
+def assign_values(backend: Backend, values: Mapping[Key, Value], path: str) -> None:
     """Overwrite keys that the store has, and initialise the others; all keys, or none."""
-    check(backend, values, path)
+    check_values(backend, values, path)
     try:
         backend.assign([(key, [value]) for key, value in values.items()])
     except KeyKindError as error:
         raise StateFileError(f"{path}: {error}") from error
 
 
-def _describe(key: Key, value: Value, tensors: dict[str, Array]) -> dict[str, Any]:
+def _describe_value(key: Key, value: Value, tensors: dict[str, Array]) -> dict[str, Any]:
     entry: dict[str, Any] = {"key": key, "dtype": value.dtype.name, "shape": list(value.shape)}
     if not isinstance(value, RowSparseArray):
         parts = {"value": value}
@@ -87,16 +87,16 @@ def _describe(key: Key, value: Value, tensors: dict[str, Array]) -> dict[str, An
     return {**entry, "parts": list(parts)}
 
 
-def _read(path: str) -> dict[Key, Value]:
-    return tensor_file.read(
+def _read_values(path: str) -> dict[Key, Value]:
+    return tensor_file.read_file(
         path,
         _FORMAT,
-        lambda text, tensors: parse(json.loads(text), tensors),
+        lambda text, tensors: parse_values(json.loads(text), tensors),
         field="keys",
     )
 
 
-def _checked(entries: Any) -> list[dict[str, Any]]:
+def _checked_entries(entries: Any) -> list[dict[str, Any]]:
     if not isinstance(entries, list):
         raise ValueError("the manifest is not a list")
     for entry in entries:
@@ -108,19 +108,19 @@ def _checked(entries: Any) -> list[dict[str, Any]]:
     return checked
 
 
-def _value(entry: dict[str, Any], tensors: Mapping[str, Array]) -> Value:
+def _parsed_value(entry: dict[str, Any], tensors: Mapping[str, Array]) -> Value:
     key, shape = entry["key"], tuple(entry["shape"])
     parts = {part: tensors[f"{part}/{key}"] for part in entry["parts"]}
     if "value" in parts:
-        return _typed(parts["value"], entry["dtype"], shape)
+        return _typed_array(parts["value"], entry["dtype"], shape)
     if "table" in parts:
-        table = _typed(parts["table"], entry["dtype"], shape)
+        table = _typed_array(parts["table"], entry["dtype"], shape)
         return RowSparseArray(table, np.arange(shape[0], dtype=np.int64), shape)
     ids = parts["ids"]
-    return RowSparseArray(_typed(parts["rows"], entry["dtype"], (len(ids), *shape[1:])), ids, shape)
+    return RowSparseArray(_typed_array(parts["rows"], entry["dtype"], (len(ids), *shape[1:])), ids, shape)
 
 
-def _typed(array: Array, dtype: str, shape: tuple[int, ...]) -> Array:
+def _typed_array(array: Array, dtype: str, shape: tuple[int, ...]) -> Array:
     if dtype == "bfloat16":
         array = array.view(bfloat16("a value"))
     if array.dtype.name != dtype or array.shape != shape:

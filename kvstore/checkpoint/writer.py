@@ -31,22 +31,22 @@ class BackgroundWriter:
         """
         self._what, self._written, self._nbytes = what, 0, nbytes
         # Not a daemon thread: the last checkpoint of a program that ends without `close` is also written.
-        thread = threading.Thread(target=self._run, args=(write,), name="kvstore checkpoint")
+        thread = threading.Thread(target=self._run_write, args=(write,), name="kvstore checkpoint")
         try:
             thread.start()
         except (RuntimeError, MemoryError) as error:
             text = f"{what} has not begun: no thread can be started ({error}); free some, and save again"
-            self._fail(StateFileError(text))
+            self._record_failure(StateFileError(text))
             return
         self._thread = thread
 
-    def _run(self, write: Callable[[Callable[[int], None]], None]) -> None:
+    def _run_write(self, write: Callable[[Callable[[int], None]], None]) -> None:
         try:
             write(self._add_written)
         except Exception as error:
-            self._fail(error)
+            self._record_failure(error)
 
-    def _fail(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         self._error = error
         log.error("%s", error)  # logged, because the program may end without a wait
 
@@ -64,28 +64,28 @@ class BackgroundWriter:
             The error of the last write, once.
         """
         if self._thread is not None:
-            self._join(self._thread, self._timeout if timeout is None else timeout)
+            self._join_thread(self._thread, self._timeout if timeout is None else timeout)
             self._thread = None
         error, self._error = self._error, None
         if error is not None:
             raise error
 
-    def _join(self, thread: threading.Thread, timeout: float) -> None:
+    def _join_thread(self, thread: threading.Thread, timeout: float) -> None:
         clock = WaitClock(timeout)
-        with clock.described_by(self._described):
+        with clock.described_by(self._describe_write):
             while True:
                 clock.read()
-                thread.join(min(_LOOK, clock.left))
+                thread.join(min(_LOOK, clock.seconds_left))
                 if not thread.is_alive():
                     return
-                if clock.over or timeout == 0:
+                if clock.is_over or timeout == 0:
                     raise TimeoutError(
-                        f"{self._described(clock.waited)}; the write continues: wait again, or give the "
+                        f"{self._describe_write(clock.waited)}; the write continues: wait again, or give the "
                         "manager a longer timeout"
                     )
-                if clock.tells():
-                    log.warning("%s", self._described(clock.waited))
+                if clock.notice_due():
+                    log.warning("%s", self._describe_write(clock.waited))
 
-    def _described(self, waited: float) -> str:
+    def _describe_write(self, waited: float) -> str:
         done = f"{self._written / 1e6:,.0f} of {self._nbytes / 1e6:,.0f} MB are written"
         return f"process {os.getpid()} has waited {waited:.0f} s for {self._what}: {done}"

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from ..arrays.grouping import plain_key
 from ..errors import ArgumentError, ConfigError, KVStoreError
 from .exchange import ObjectExchange
-from .meeting import Meetings, SideKeys
-from .objects import NUMPY, ArrayKind, packed, unpacked
-from .reduction import Reduction, operands_of
+from .meeting import SideKeys, WorkerMeetings
+from .objects import NUMPY, ArrayKind, pack_object, unpack_object
+from .reduction import ArrayReduction, operands_of
 
 if TYPE_CHECKING:
-    from ..engine import Engine, Work
+    from ..engine import AsyncEngine, Work
 
 
 class CollectiveCalls:
@@ -21,12 +21,12 @@ class CollectiveCalls:
     With `survives` the loss of a worker is not an error.
     """
 
-    def __init__(self, engine: Engine, sides: SideKeys | None, survives: bool) -> None:
+    def __init__(self, engine: AsyncEngine, sides: SideKeys | None, survives: bool) -> None:
         self._engine, self._size = engine, 1 if sides is None else sides.num_workers
         self._alone = sides is None
         if sides is not None:
-            meetings = Meetings(sides)
-            self._reduction = Reduction(meetings, survives)
+            meetings = WorkerMeetings(sides)
+            self._reduction = ArrayReduction(meetings, survives)
             self._objects = ObjectExchange(meetings)
 
     def all_reduce(self, array: Any, average: bool, async_op: bool) -> Work | None:
@@ -46,18 +46,18 @@ class CollectiveCalls:
 
         Arrays of other libraries than NumPy are received as arrays of `kind`.
         """
-        root, size = _rank(root), self._size
+        root, size = _root_rank(root), self._size
         if not 0 <= root < size:
             raise ArgumentError(f"root must be the rank of a worker, from 0 to {size - 1}, not {root}")
         if self._alone:
-            return unpacked(packed(value, kind), kind)
+            return unpack_object(pack_object(value, kind), kind)
         self._check_outside()
         return self._objects.broadcast(value, root, kind)
 
     def all_gather_object(self, value: Any, kind: ArrayKind = NUMPY) -> list[Any]:
         """See `KVStore.all_gather_object`."""
         if self._alone:
-            return [unpacked(packed(value, kind), kind)]
+            return [unpack_object(pack_object(value, kind), kind)]
         self._check_outside()
         return self._objects.all_gather(value, kind)
 
@@ -70,7 +70,7 @@ class CollectiveCalls:
             )
 
 
-def _rank(root: Any) -> int:
+def _root_rank(root: Any) -> int:
     try:
         rank = plain_key(root)
     except KVStoreError:

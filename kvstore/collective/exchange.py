@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError, ConfigError
-from .meeting import ALL_GATHER, BROADCAST, Meetings, Message, Messages, check_same
-from .objects import ArrayKind, packed, unpacked
+from .meeting import ALL_GATHER, BROADCAST, MeetingMessage, MeetingMessages, WorkerMeetings, check_same
+from .objects import ArrayKind, pack_object, unpack_object
 
 _WORD = 4  # bytes: long objects are sent as int32
 
@@ -16,26 +16,26 @@ _WORD = 4  # bytes: long objects are sent as int32
 class ObjectExchange:
     """The exchange of objects, for one worker."""
 
-    def __init__(self, meetings: Meetings) -> None:
+    def __init__(self, meetings: WorkerMeetings) -> None:
         self._meetings = meetings
 
     def broadcast(self, value: Any, root: int, kind: ArrayKind) -> Any:
         """Return the object of one worker."""
         what = f"the object of worker {root}"
-        found = self._exchange(BROADCAST, what, [root], value, kind)
+        found = self._exchange_objects(BROADCAST, what, [root], value, kind)
         if root not in found:
             raise ConfigError(
                 f"worker {root} does not take part any more: it has joined, or is lost; pass another root"
             )
-        return unpacked(found[root], kind)
+        return unpack_object(found[root], kind)
 
     def all_gather(self, value: Any, kind: ArrayKind) -> list[Any]:
         """Return the objects of all present workers, by rank."""
         senders = list(range(self._meetings.size))
-        found = self._exchange(ALL_GATHER, "the objects of all", senders, value, kind)
-        return [unpacked(found[rank], kind) for rank in sorted(found)]
+        found = self._exchange_objects(ALL_GATHER, "the objects of all", senders, value, kind)
+        return [unpack_object(found[rank], kind) for rank in sorted(found)]
 
-    def _exchange(
+    def _exchange_objects(
         self, operation: int, what: str, senders: list[int], value: Any, kind: ArrayKind
     ) -> dict[int, memoryview]:
         """Send the objects of some workers to all.
@@ -44,28 +44,32 @@ class ObjectExchange:
         """
         data, error = b"", None
         try:
-            data = packed(value, kind) if self._meetings.rank in senders else b""
+            data = pack_object(value, kind) if self._meetings.rank in senders else b""
         except ArgumentError as cause:
             error = cause
         self._meetings.wait()
         with self._meetings.lock:
             content = [np.frombuffer(data, np.uint8)]
-            heard = self._meetings.meet(Message(operation, what.encode(), len(data)), content)
+            heard = self._meetings.exchange_messages(
+                MeetingMessage(operation, what.encode(), len(data)), content
+            )
             if error is not None:
                 raise error
             check_same(heard, sizes=False)
             found = [rank for rank in senders if heard.said[rank] is not None]
             self._check_sent(heard, found)
-            return self._contents(heard, found, data)
+            return self._gather_contents(heard, found, data)
 
     @staticmethod
-    def _check_sent(heard: Messages, senders: list[int]) -> None:
+    def _check_sent(heard: MeetingMessages, senders: list[int]) -> None:
         """Raise if a worker could not encode its object; each encoded object has at least one byte."""
         failed = [rank for rank in senders if not heard.nbytes(rank)]
         if failed:
             raise ArgumentError(f"worker {failed[0]} cannot send its object; its own error says why")
 
-    def _contents(self, heard: Messages, senders: list[int], data: bytes) -> dict[int, memoryview]:
+    def _gather_contents(
+        self, heard: MeetingMessages, senders: list[int], data: bytes
+    ) -> dict[int, memoryview]:
         """Return the contents by rank; long objects are sent in further rounds, side by side in one array."""
         found = {rank: heard.content(rank) for rank in senders if heard.is_here(rank)}
         later = [rank for rank in senders if rank not in found]
@@ -75,7 +79,7 @@ class ObjectExchange:
         places = {rank: start * _WORD for rank, start in zip(later, starts, strict=False)}
         if (at := places.get(self._meetings.rank)) is not None:
             bytes_[at : at + len(data)] = np.frombuffer(data, np.uint8)
-        self._meetings.sum(flat)
+        self._meetings.sum_flat(flat)
         for rank, at in places.items():
             found[rank] = bytes_[at : at + heard.nbytes(rank)].data
         return found

@@ -22,7 +22,7 @@ from ..errors import ArgumentError, DTypeError, KVStoreError, ShapeError
 from ..settings.definitions import SIDE
 
 if TYPE_CHECKING:
-    from ..engine import Engine, Work
+    from ..engine import AsyncEngine, Work
 
 Array = npt.NDArray[Any]
 
@@ -49,7 +49,7 @@ class SideKeys(NamedTuple):
     #: Whether operations on side keys run concurrently with other operations of the store.
     are_concurrent: bool
     #: The engine of the store.
-    engine: Engine
+    engine: AsyncEngine
     init: Callable[[str, Array], None]
     pushpull: Callable[..., Any]
     #: Starts a method with its arguments; the function passed as `then` is called at its end.
@@ -58,7 +58,7 @@ class SideKeys(NamedTuple):
     expects: Callable[[int], bool]
 
 
-class Message(NamedTuple):
+class MeetingMessage(NamedTuple):
     """The message of one worker: its operation, the description, and the length of its content."""
 
     operation: int
@@ -66,17 +66,17 @@ class Message(NamedTuple):
     nbytes: int
 
 
-class Messages(NamedTuple):
+class MeetingMessages(NamedTuple):
     """The messages of the workers, by rank; None for a worker that does not take part any more."""
 
-    said: list[Message | None]
+    said: list[MeetingMessage | None]
     data: bytes
     slot: int
 
     def is_here(self, rank: int) -> bool:
         """Return whether the content of a worker is in its slot."""
         one = self.said[rank]
-        return one is not None and _begin(one.description) + one.nbytes <= self.slot
+        return one is not None and _content_offset(one.description) + one.nbytes <= self.slot
 
     def nbytes(self, rank: int) -> int:
         """Return the length of a worker's content in bytes."""
@@ -87,7 +87,7 @@ class Messages(NamedTuple):
         """Return the content of a worker from its slot."""
         one = self.said[rank]
         assert one is not None
-        at = rank * self.slot + _begin(one.description)
+        at = rank * self.slot + _content_offset(one.description)
         return memoryview(self.data)[at : at + one.nbytes]
 
     @property
@@ -97,7 +97,7 @@ class Messages(NamedTuple):
         return list(range(len(said))) if None not in said else [r for r, one in enumerate(said) if one]
 
 
-class _Buffers(NamedTuple):
+class _MeetingBuffers(NamedTuple):
     """Memory of a meeting: this worker's message, its bytes, and the sum of all messages."""
 
     mine: Array
@@ -105,7 +105,7 @@ class _Buffers(NamedTuple):
     sum: Array
 
 
-class Meetings:
+class WorkerMeetings:
     """The meetings of one worker."""
 
     def __init__(self, sides: SideKeys) -> None:
@@ -117,41 +117,43 @@ class Meetings:
         self.lock = threading.RLock()
         #: Size of a slot in bytes.
         self.slot = min(_MANY, max(_FEW, _USUAL // self.size // 64 * 64))
-        self._free: list[_Buffers] = []
+        self._free: list[_MeetingBuffers] = []
         self._made: set[str] = set()
         self._making = threading.Lock()
         self._gone: set[int] = set()  # ranks that do not take part any more
 
-    def fits(self, said: Message) -> bool:
+    def fits_slot(self, said: MeetingMessage) -> bool:
         """Return whether the content fits into a slot."""
-        return _begin(said.description) + said.nbytes <= self.slot
+        return _content_offset(said.description) + said.nbytes <= self.slot
 
-    def meet(self, said: Message, content: Sequence[Array] = ()) -> Messages:
+    def exchange_messages(self, said: MeetingMessage, content: Sequence[Array] = ()) -> MeetingMessages:
         """Send a message, with the content if it fits into a slot, and wait for the messages of all workers.
 
         The first meeting of a restarted worker can be the end of an operation that began without it.
         """
         while True:
-            buffers = self._filled(said, content)
+            buffers = self._fill_slot(said, content)
             self._sides.pushpull(_KEY, buffers.mine, out=buffers.sum)
-            heard = self._received(buffers)
+            heard = self._decode_sum(buffers)
             if said.operation == REDUCED or not ranks_at_end(heard):
                 return heard
 
-    def start(self, said: Message, content: Sequence[Array], end: Callable[[Messages], None]) -> Work:
+    def start_meeting(
+        self, said: MeetingMessage, content: Sequence[Array], end: Callable[[MeetingMessages], None]
+    ) -> Work:
         """Send a message and its content.
 
         `end` is called with the messages of all workers, when they have arrived.
         """
-        buffers = self._filled(said, content)
+        buffers = self._fill_slot(said, content)
         groups: list[Group] = [(_KEY, [buffers.mine])]
 
         def then() -> None:
-            end(self._received(buffers))
+            end(self._decode_sum(buffers))
 
         return self._sides.start("pushpull", groups, 0, groups, [(_KEY, [buffers.sum])], then=then)
 
-    def queue(self, run: Callable[[], None], what: str) -> Work:
+    def queue_run(self, run: Callable[[], None], what: str) -> Work:
         """Run a function with meetings in the background, after the queued meetings."""
         return self._sides.engine.submit([_KEY], run, 0, what)
 
@@ -165,33 +167,33 @@ class Meetings:
         if self._sides.engine.busy:
             self._sides.engine.wait_for([_KEY])
 
-    def _filled(self, said: Message, content: Sequence[Array]) -> _Buffers:
+    def _fill_slot(self, said: MeetingMessage, content: Sequence[Array]) -> _MeetingBuffers:
         """Return memory with this worker's slot filled, and memory for the sum."""
-        self._make(_KEY, self.size * self.slot // 4, np.dtype(np.int32))
-        buffers = self._free.pop() if self._free else _buffers(self.size * self.slot // 4)
+        self._create_key(_KEY, self.size * self.slot // 4, np.dtype(np.int32))
+        buffers = self._free.pop() if self._free else _meeting_buffers(self.size * self.slot // 4)
         text, start = said.description, self.rank * self.slot
         head = _HEAD.pack(said.operation, len(text), said.nbytes) + text
         buffers.slots[start : start + len(head)] = head
-        if content and self.fits(said):
-            at = start + _begin(text)
+        if content and self.fits_slot(said):
+            at = start + _content_offset(text)
             buffers.slots[at : at + said.nbytes] = b"".join([array.tobytes() for array in content])
         return buffers
 
-    def _received(self, buffers: _Buffers) -> Messages:
+    def _decode_sum(self, buffers: _MeetingBuffers) -> MeetingMessages:
         """Decode the sum, and release its memory for further use."""
         data = buffers.sum.tobytes()
         if len(self._free) < _KEPT:
             self._free.append(buffers)
         at = self.rank * self.slot
-        own = _decoded(data, at)  # usually equal in all workers
+        own = _decode_message(data, at)  # usually equal in all workers
         begin = data[at : at + _HEAD.size + (len(own.description) if own else 0)]
         said = [
-            own if data.startswith(begin, at) else _decoded(data, at)
+            own if data.startswith(begin, at) else _decode_message(data, at)
             for at in range(0, self.size * self.slot, self.slot)
         ]
         if None in said:
             self._check_absent([rank for rank, one in enumerate(said) if one is None])
-        return Messages(said, data, self.slot)
+        return MeetingMessages(said, data, self.slot)
 
     def _check_absent(self, ranks: list[int]) -> None:
         """Raise if the message of a present worker is missing."""
@@ -205,27 +207,27 @@ class Meetings:
 
     # ---------------------------------------------------------------------------------------- long content
 
-    def sum(self, flat: Array) -> None:
+    def sum_flat(self, flat: Array) -> None:
         """Replace a flat array by its sum over the workers.
 
         All workers call this with the same number of elements.
         """
         done = 0
         while done < flat.size:
-            sizes = _pieces(flat.size - done)
+            sizes = _cut_pieces(flat.size - done)
             keys = [f"{SIDE}{flat.dtype.name} {size}" for size in sizes]
             for key, size in zip(keys, sizes, strict=True):
-                self._make(key, size, flat.dtype)
+                self._create_key(key, size, flat.dtype)
             ends = np.cumsum([done, *sizes]).tolist()
             pieces = [flat[start:stop] for start, stop in itertools.pairwise(ends)]
             last = pieces[-1]
-            pieces[-1] = sent = _padded(last, sizes[-1])
+            pieces[-1] = sent = _padded_piece(last, sizes[-1])
             self._sides.pushpull(keys, pieces)
             if sent is not last:
                 last[:] = sent[: last.size]
             done = ends[-1]
 
-    def _make(self, key: str, size: int, dtype: np.dtype[Any]) -> None:
+    def _create_key(self, key: str, size: int, dtype: np.dtype[Any]) -> None:
         """Create a side key on all workers, unless it exists."""
         if key in self._made:
             return
@@ -235,54 +237,54 @@ class Meetings:
                 self._made.add(key)
 
 
-def _buffers(words: int) -> _Buffers:
+def _meeting_buffers(words: int) -> _MeetingBuffers:
     mine = np.zeros(words, np.int32)
-    return _Buffers(mine, mine.data.cast("B"), np.empty(words, np.int32))
+    return _MeetingBuffers(mine, mine.data.cast("B"), np.empty(words, np.int32))
 
 
-def ranks_at_end(heard: Messages) -> list[int]:
+def ranks_at_end(heard: MeetingMessages) -> list[int]:
     """Return the ranks that are at the end of an `all_reduce` of long arrays."""
     return [rank for rank, one in enumerate(heard.said) if one is not None and one.operation == REDUCED]
 
 
-def check_same(heard: Messages, sizes: bool = True) -> None:
+def check_same(heard: MeetingMessages, sizes: bool = True) -> None:
     """Raise, on all workers, unless all have called the same operation, with content of the same `sizes`."""
     (first, one), *others = [(rank, said) for rank, said in enumerate(heard.said) if said is not None]
     for rank, other in others:
         if other is not one and (other[:2] != one[:2] or (sizes and other != one)):
-            raise _differs(first, one, rank, other)
+            raise _difference_error(first, one, rank, other)
 
 
-def _differs(first: int, one: Message, rank: int, other: Message) -> KVStoreError:
+def _difference_error(first: int, one: MeetingMessage, rank: int, other: MeetingMessage) -> KVStoreError:
     text = (
-        f"worker {first} has called {_called(one)}, worker {rank} {_called(other)}: all workers make the "
-        "same calls in the same order, with the same shapes and element types. Nothing was changed"
+        f"worker {first} has called {_call_text(one)}, worker {rank} {_call_text(other)}: all workers make "
+        "the same calls in the same order, with the same shapes and element types. Nothing was changed"
     )
     if one.operation != ALL_REDUCE or other.operation != ALL_REDUCE:
         return ArgumentError(text)
-    return DTypeError(text) if _types(one) != _types(other) else ShapeError(text)
+    return DTypeError(text) if _types_text(one) != _types_text(other) else ShapeError(text)
 
 
-def _called(said: Message) -> str:
+def _call_text(said: MeetingMessage) -> str:
     return f"{_CALLED.get(said.operation, 'something else')} of {said.description.decode(errors='replace')}"
 
 
-def _types(said: Message) -> list[bytes]:
+def _types_text(said: MeetingMessage) -> list[bytes]:
     return [part.split(b" (")[0] for part in said.description.split(b"; ")]
 
 
-def _decoded(data: bytes, at: int) -> Message | None:
+def _decode_message(data: bytes, at: int) -> MeetingMessage | None:
     operation, length, nbytes = _HEAD.unpack_from(data, at)
     begin = at + _HEAD.size
-    return Message(operation, data[begin : begin + length], nbytes) if operation else None
+    return MeetingMessage(operation, data[begin : begin + length], nbytes) if operation else None
 
 
-def _begin(description: bytes) -> int:
+def _content_offset(description: bytes) -> int:
     """Return the offset of the content in a slot, aligned for all element types."""
     return -(-(_HEAD.size + len(description)) // 8) * 8
 
 
-def _pieces(count: int) -> list[int]:
+def _cut_pieces(count: int) -> list[int]:
     """Cut the next elements into pieces.
 
     Each power of two at most once, because keys do not repeat in a call.
@@ -292,7 +294,7 @@ def _pieces(count: int) -> list[int]:
     return [size for size in sizes if size >= _SMALLEST and count & size]
 
 
-def _padded(piece: Array, size: int) -> Array:
+def _padded_piece(piece: Array, size: int) -> Array:
     """Return a piece, padded with zeros to a size; a copy only if it is shorter."""
     if piece.size == size:
         return piece

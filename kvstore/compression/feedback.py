@@ -70,7 +70,9 @@ class Feedback:
         """Return the values, which are summed as if they were packed and unpacked, with their residuals."""
         residuals = None
         if self.codec.feedback:
-            residuals = [self._residual(key, source, value.shape) for source, value in enumerate(values)]
+            residuals = [
+                self._checked_residual(key, source, value.shape) for source, value in enumerate(values)
+            ]
         if self.codec.compiled is not None:
             return KernelSource(self.codec.compiled, values, residuals)
         return PythonCodecSource(self.codec, key, values, residuals)
@@ -78,12 +80,12 @@ class Feedback:
     def prepare(self, key: Key, shape: tuple[int, ...]) -> None:
         """Create the residual of a key for a store that sums its own values first."""
         if self.codec.feedback:
-            self._residual(key, 0, shape)
+            self._checked_residual(key, 0, shape)
 
     def pack(self, key: Key, values: list[Array], packed: Array) -> None:
         """Pack the sum of values with a compiled codec; `packed` is a uint8 array."""
         assert self.codec.compiled is not None
-        residual = self._residual(key, 0, values[0].shape) if self.codec.feedback else None
+        residual = self._checked_residual(key, 0, values[0].shape) if self.codec.feedback else None
         cpu.encode(*self.codec.compiled, values, residual, packed)
 
     def total(self, key: Key, values: list[Array]) -> Pushed:
@@ -124,7 +126,7 @@ class Feedback:
             raise ConfigError(
                 f"the config of codec {self.codec.name!r} has values that JSON cannot represent: {error}"
             ) from error
-        tensor_file.write(path, _FORMAT, text, tensors)
+        tensor_file.write_file(path, _FORMAT, text, tensors)
 
     def load(self, path: str, keys: Mapping[Key, Array]) -> None:
         """Read residuals that `save` wrote.
@@ -144,11 +146,11 @@ class Feedback:
         """
         from .. import tensor_file
 
-        self._residuals = tensor_file.read(
-            path, _FORMAT, lambda text, tensors: self._parsed(text, tensors, keys)
+        self._residuals = tensor_file.read_file(
+            path, _FORMAT, lambda text, tensors: self._parsed_residuals(text, tensors, keys)
         )
 
-    def _parsed(
+    def _parsed_residuals(
         self, text: str, tensors: dict[str, Array], keys: Mapping[Key, Array]
     ) -> dict[tuple[Key, int], Array]:
         import json
@@ -175,14 +177,14 @@ class Feedback:
             found[key, source] = pages.copy(array)
         return found
 
-    def _residual(self, key: Key, source: int, shape: tuple[int, ...]) -> Array:
+    def _checked_residual(self, key: Key, source: int, shape: tuple[int, ...]) -> Array:
         residual = self._residuals.get((key, source))
         if residual is None:
             residual = self._residuals[key, source] = pages.zeros(shape, np.float32)
         return residual
 
 
-def required(feedback: Feedback | None, what: str) -> Feedback:
+def required_feedback(feedback: Feedback | None, what: str) -> Feedback:
     """Return the compression that is set.
 
     Raises

@@ -96,7 +96,7 @@ class PythonCodecSource:
         gradient.flags.writeable = False
         restored = np.empty(value.shape, np.float32)
         try:
-            packed = np.empty(self._nbytes(value.size), np.uint8)
+            packed = np.empty(self._packed_bytes(value.size), np.uint8)
             self._codec.encode(gradient, None if residual is None else residual.view(), packed.view())
             self._codec.decode(packed.view(), restored.view())
         except (KVStoreError, MemoryError):
@@ -107,7 +107,7 @@ class PythonCodecSource:
             ) from error
         return restored
 
-    def _nbytes(self, size: int) -> int:
+    def _packed_bytes(self, size: int) -> int:
         nbytes: Any = self._codec.nbytes(size)  # a user-defined class can return any object
         if not isinstance(nbytes, int) or isinstance(nbytes, bool) or not 0 <= nbytes < 2**47:
             raise CodecError(

@@ -1,6 +1,6 @@
 """GPU arrays of any library as addresses, without importing that library; and GPU arrays of kvstore.
 
-`device_of` returns the GPU of an object, `stream_for` the current stream of its owner, and `view` its
+`device_of` returns the GPU of an object, `stream_for` the current stream of its owner, and `view_array` its
 address, type and shape. The module of the type distinguishes torch, CuPy and JAX, so that no library is
 imported.
 """
@@ -20,14 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import dlpack, interface, tensors
-from ..arrays.addresses import Strides, describe, is_contiguous, overlaps_itself, unusable_array_error
-from ..arrays.element_types import DTYPES, unsupported
+from ..arrays.addresses import Strides, describe_object, is_contiguous, overlaps_itself, unusable_array_error
+from ..arrays.element_types import DTYPES, unsupported_error
 from ..arrays.host import is_jax_type, overlapping_elements_error, refuse_non_array
 from ..arrays.sparse import RowSparseArray
 from ..errors import ArrayError, KVStoreError
 from . import driver, streams
-from .memory import Memory, host_copy
-from .streams import Stream
+from .memory import DeviceMemory, host_copy
+from .streams import DeviceStream
 
 _HOST_TYPES = (np.ndarray, np.generic, RowSparseArray, str, bytes, bool, int, float, complex, list, tuple)
 
@@ -63,8 +63,8 @@ class DeviceView:
     kind: str = "any"
     contiguous: bool = True
     readonly: bool = False
-    producer: Stream | None = None
-    stream: Stream | None = None
+    producer: DeviceStream | None = None
+    stream: DeviceStream | None = None
     strides: Strides = None
 
     @property
@@ -91,10 +91,10 @@ class DeviceArray:
 
     def __init__(
         self,
-        memory: Memory,
+        memory: DeviceMemory,
         dtype: np.dtype[Any],
         shape: tuple[int, ...],
-        stream: Stream,
+        stream: DeviceStream,
         readonly: bool = False,
     ) -> None:
         self._memory, self._stream = memory, stream
@@ -118,7 +118,7 @@ class DeviceArray:
     def numpy(self) -> npt.NDArray[Any]:
         """Copy to the host; blocks until the store's work on it is complete."""
         array = np.empty(self.shape, self.dtype)
-        host_copy(driver.get(), self._memory.address, array, self._stream.handle, self.device)
+        host_copy(driver.get_driver(), self._memory.address, array, self._stream.handle, self.device)
         return array
 
     @property
@@ -148,8 +148,10 @@ class DeviceArray:
         if copy or dl_device not in (None, self.__dlpack_device__()):
             raise BufferError("this array is exported on its device and without a copy only; copy it first")
         if stream != -1:
-            streams.order(driver.get(), self._stream, Stream(self.device, stream or driver.LEGACY_STREAM))
-        return dlpack.export(
+            streams.order_streams(
+                driver.get_driver(), self._stream, DeviceStream(self.device, stream or driver.LEGACY_STREAM)
+            )
+        return dlpack.export_capsule(
             self,
             self._memory.address,
             self.shape,
@@ -228,8 +230,8 @@ def _device_of_any(obj: Any) -> int | None:
     """
     shown = getattr(obj, "__cuda_array_interface__", None)
     if shown is not None:
-        address = _read(shown, obj, "an array").address
-        return _place(address) if address else 0
+        address = _read_interface(shown, obj, "an array").address
+        return _memory_place(address) if address else 0
     ask = getattr(obj, "__dlpack_device__", None)
     try:
         kind, index = (0, 0) if ask is None else (int(part) for part in ask())
@@ -238,8 +240,8 @@ def _device_of_any(obj: Any) -> int | None:
     return index if kind in dlpack.ON_GPU else None
 
 
-def _place(address: int) -> int:
-    return driver.get().device_of(address)
+def _memory_place(address: int) -> int:
+    return driver.get_driver().device_of(address)
 
 
 def any_on_device(arrays: Iterable[Any]) -> bool:
@@ -277,28 +279,28 @@ def address_of(obj: Any) -> int:
 # ----------------------------------------------------------------------------------------------- streams
 
 
-def stream_for(arrays: Iterable[Any], device: int) -> Stream:
+def stream_for(arrays: Iterable[Any], device: int) -> DeviceStream:
     """Return the current stream of the owner of these arrays.
 
     PyTorch's current stream of the device if an array is PyTorch's; else CuPy's; else the stream of the
     protocol of an array; else the legacy default stream, which synchronises with all other streams.
     """
-    named: Stream | None = None
+    named: DeviceStream | None = None
     cupy = False
     for array in arrays:
         kind = _kind(type(array))
         if kind == "torch":
             return streams.of_torch(device)
         if kind == "view" and array.stream is not None and array.stream.device == device:
-            ahead: Stream = array.stream
+            ahead: DeviceStream = array.stream
             return ahead
         cupy = cupy or kind == "cupy"
         if named is None and kind == "any" and device_of(array) == device:
             handle = (getattr(array, "__cuda_array_interface__", None) or {}).get("stream")
-            named = None if handle is None else Stream(device, handle)
+            named = None if handle is None else DeviceStream(device, handle)
     if cupy:
         return streams.of_cupy(device)
-    return named or Stream(device, driver.LEGACY_STREAM)
+    return named or DeviceStream(device, driver.LEGACY_STREAM)
 
 
 def stream_owner(objects: list[Any]) -> list[Any]:
@@ -311,7 +313,7 @@ def stream_owner(objects: list[Any]) -> list[Any]:
     return list(itertools.islice(named, 1))
 
 
-def work_on(stream: Stream, kind: str) -> AbstractContextManager[Any]:
+def work_on(stream: DeviceStream, kind: str) -> AbstractContextManager[Any]:
     """Return a context in which a library runs its own operations on a stream."""
     if kind == "torch":
         cuda = sys.modules["torch"].cuda
@@ -327,7 +329,7 @@ def work_on(stream: Stream, kind: str) -> AbstractContextManager[Any]:
 # ------------------------------------------------------------------------------------------------- views
 
 
-def view(obj: Any, what: str, stream: Stream, write: bool = False) -> DeviceView:
+def view_array(obj: Any, what: str, stream: DeviceStream, write: bool = False) -> DeviceView:
     """View an array on a GPU by its address.
 
     Parameters
@@ -352,9 +354,9 @@ def view(obj: Any, what: str, stream: Stream, write: bool = False) -> DeviceView
     kind = _kind(type(obj))
     made: DeviceView = obj if kind == "view" else _readers[kind](obj, what, stream)
     if not _is_supported(made.dtype):
-        raise unsupported(what, made.dtype)
+        raise unsupported_error(what, made.dtype)
     if write and made.readonly:
-        raise ArrayError(f"{what} is read-only: {describe(obj)}; pass an array that may be written")
+        raise ArrayError(f"{what} is read-only: {describe_object(obj)}; pass an array that may be written")
     if write and not made.contiguous and overlaps_itself(made.shape, made.strides, made.dtype.itemsize):
         raise overlapping_elements_error(what, made.strides, obj)
     return made
@@ -365,7 +367,7 @@ def _is_supported(dtype: np.dtype[Any]) -> bool:
     return dtype.name in DTYPES and dtype.isnative
 
 
-def _of_torch(tensor: Any, what: str, stream: Stream) -> DeviceView:
+def _of_torch(tensor: Any, what: str, stream: DeviceStream) -> DeviceView:
     seen = tensors.memory_of(tensor, what)
     plain = tensor.detach() if tensor.requires_grad else tensor
     whole = seen.strides is None and not seen.negated
@@ -374,7 +376,7 @@ def _of_torch(tensor: Any, what: str, stream: Stream) -> DeviceView:
     )
 
 
-def _of_cupy(array: Any, what: str, stream: Stream) -> DeviceView:
+def _of_cupy(array: Any, what: str, stream: DeviceStream) -> DeviceView:
     whole, device = bool(array.flags.c_contiguous), int(array.device.id)
     dtype, shape = np.dtype(array.dtype), tuple(array.shape)
     return DeviceView(
@@ -382,7 +384,7 @@ def _of_cupy(array: Any, what: str, stream: Stream) -> DeviceView:
     )
 
 
-def _of_own(array: DeviceArray, what: str, stream: Stream) -> DeviceView:
+def _of_own(array: DeviceArray, what: str, stream: DeviceStream) -> DeviceView:
     memory = array._memory
     return DeviceView(
         memory.address,
@@ -396,14 +398,14 @@ def _of_own(array: DeviceArray, what: str, stream: Stream) -> DeviceView:
     )
 
 
-def _of_any(array: Any, what: str, stream: Stream) -> DeviceView:
+def _of_any(array: Any, what: str, stream: DeviceStream) -> DeviceView:
     shown = getattr(array, "__cuda_array_interface__", None)
     if shown is None:
         return _of_dlpack(array, what, stream)
-    seen = _read(shown, array, what)
+    seen = _read_interface(shown, array, what)
     if seen.stream == 0:
         raise ArrayError(f"{what}: its __cuda_array_interface__ has stream 0, which is not permitted")
-    device = _place(seen.address) if seen.address else 0
+    device = _memory_place(seen.address) if seen.address else 0
     return DeviceView(
         seen.address,
         seen.dtype,
@@ -413,26 +415,26 @@ def _of_any(array: Any, what: str, stream: Stream) -> DeviceView:
         "any",
         is_contiguous(seen.shape, seen.strides, seen.dtype.itemsize),
         seen.readonly,
-        None if seen.stream is None else Stream(device, seen.stream),
+        None if seen.stream is None else DeviceStream(device, seen.stream),
         strides=seen.strides,
     )
 
 
-def _read(shown: Any, array: Any, what: str) -> interface.ArrayInterface:
-    seen = interface.read(shown, array, what)
+def _read_interface(shown: Any, array: Any, what: str) -> interface.ArrayInterface:
+    seen = interface.read_interface(shown, array, what)
     if seen.buffer is not None:
         raise unusable_array_error(array, what, TypeError("its data is a buffer, not an address"))
     return seen
 
 
-def _of_dlpack(array: Any, what: str, stream: Stream) -> DeviceView:
+def _of_dlpack(array: Any, what: str, stream: DeviceStream) -> DeviceView:
     immutable = _kind(type(array)) == "jax"
     try:
         lent = dlpack.ImportedTensor(dlpack.capsule_of(array, stream=stream.handle), what, dlpack.ON_GPU)
     except KVStoreError:
         raise
     except Exception as error:
-        raise ArrayError(f"{what} cannot be viewed: {describe(array)} ({error})") from error
+        raise ArrayError(f"{what} cannot be viewed: {describe_object(array)} ({error})") from error
     return DeviceView(
         lent.address,
         lent.dtype,
@@ -446,7 +448,7 @@ def _of_dlpack(array: Any, what: str, stream: Stream) -> DeviceView:
     )
 
 
-_readers: dict[str, Callable[[Any, str, Stream], DeviceView]] = {
+_readers: dict[str, Callable[[Any, str, DeviceStream], DeviceView]] = {
     "torch": _of_torch,
     "cupy": _of_cupy,
     "own": _of_own,
@@ -458,36 +460,38 @@ _readers: dict[str, Callable[[Any, str, Stream], DeviceView]] = {
 # ------------------------------------------------------------------------------------- strided arrays
 
 
-def gathered(seen: DeviceView, what: str, stream: Stream) -> DeviceView:
+def gather_copy(seen: DeviceView, what: str, stream: DeviceStream) -> DeviceView:
     """Return a contiguous copy of a strided array, made by its own library on `stream`."""
     with work_on(stream, seen.kind):
         if seen.kind == "torch":
-            return _of_torch(tensors.resolved(seen.owner, what).contiguous(), what, stream)
+            return _of_torch(tensors.resolved_tensor(seen.owner, what).contiguous(), what, stream)
         if seen.kind == "cupy":
             return _of_cupy(seen.owner.copy(order="C"), what, stream)
-    raise _strided(what, seen)
+    raise _strided_error(what, seen)
 
 
-def room_for(seen: DeviceView, what: str, stream: Stream) -> tuple[DeviceView, Callable[[], None]]:
+def contiguous_out(
+    seen: DeviceView, what: str, stream: DeviceStream
+) -> tuple[DeviceView, Callable[[], None]]:
     """Return contiguous memory for a strided out, and a function that copies its content to the out."""
     with work_on(stream, seen.kind):
         if seen.kind == "torch":
-            buffer, bring = tensors.room_for(seen.owner, what)
+            buffer, bring = tensors.contiguous_out(seen.owner, what)
             return _of_torch(buffer, what, stream), lambda: _copy_back(seen.kind, bring, stream)
         if seen.kind == "cupy":
             buffer, out = sys.modules["cupy"].empty(seen.shape, seen.owner.dtype), seen.owner
             bring = partial(out.__setitem__, Ellipsis, buffer)
             return _of_cupy(buffer, what, stream), lambda: _copy_back(seen.kind, bring, stream)
-    raise _strided(what, seen)
+    raise _strided_error(what, seen)
 
 
-def _copy_back(kind: str, bring: Callable[[], None], stream: Stream) -> None:
+def _copy_back(kind: str, bring: Callable[[], None], stream: DeviceStream) -> None:
     with work_on(stream, kind):
         bring()
 
 
-def _strided(what: str, seen: DeviceView) -> ArrayError:
+def _strided_error(what: str, seen: DeviceView) -> ArrayError:
     return ArrayError(
-        f"{what} is not contiguous ({describe(seen.owner)}); strided arrays are copied for PyTorch and CuPy "
-        "only: pass a contiguous one"
+        f"{what} is not contiguous ({describe_object(seen.owner)}); strided arrays are copied for PyTorch "
+        "and CuPy only: pass a contiguous one"
     )

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy.typing as npt
 
-from .driver import Driver
+from .driver import CudaDriver
 from .memory import PinnedMemory, may_free
-from .streams import Stream, StreamCursor
+from .streams import DeviceStream, StreamCursor
 
 
 class GpuContext:
     """A GPU, with the store's work in progress there."""
 
-    def __init__(self, driver: Driver, device: int) -> None:
+    def __init__(self, driver: CudaDriver, device: int) -> None:
         self.driver, self.device = driver, device
         self._tails: weakref.WeakValueDictionary[int, StreamCursor] = weakref.WeakValueDictionary()
         self._last: StreamCursor | None = None
@@ -26,9 +26,9 @@ class GpuContext:
         self._loans: weakref.WeakSet[StreamBuffer] = weakref.WeakSet()
         self._kept: deque[tuple[int, list[Any]]] = deque()  # event, objects; oldest first
         #: A stream of the store; temporary memory is freed in its order.
-        self.own = Stream(device, driver.stream(device), self)
+        self.own = DeviceStream(device, driver.stream(device), self)
 
-    def tail(self, stream: Stream) -> StreamCursor:
+    def stream_cursor(self, stream: DeviceStream) -> StreamCursor:
         """Return the end of the store's work on a stream.
 
         The same object as long as a reference to it exists.
@@ -42,14 +42,14 @@ class GpuContext:
         self._last = tail
         return tail
 
-    def upload(self, target: int, content: npt.NDArray[Any], stream: Stream) -> None:
+    def upload(self, target: int, content: npt.NDArray[Any], stream: DeviceStream) -> None:
         """Copy a host array to the GPU, in the order of the stream.
 
         The array can be changed when this returns.
         """
         self._pinned.upload(target, content, stream.handle)
 
-    def keep(self, objects: list[Any], stream: Stream) -> None:
+    def hold_references(self, objects: list[Any], stream: DeviceStream) -> None:
         """Keep references to objects until the present work on the stream is complete."""
         self._drop_done()
         event = self.driver.event(self.device)
@@ -61,16 +61,16 @@ class GpuContext:
             event, _ = self._kept.popleft()
             self.driver.drop_event(event, self.device)
 
-    def lend(self, nbytes: int, stream: Stream) -> int:
-        """Return the address of temporary memory for later work on a stream; see `take_back`."""
-        return self.driver.lend(self.device, nbytes, stream.handle) if nbytes else 0
+    def allocate_temporary(self, nbytes: int, stream: DeviceStream) -> int:
+        """Return the address of temporary memory for later work on a stream; see `free_temporary`."""
+        return self.driver.allocate_on_stream(self.device, nbytes, stream.handle) if nbytes else 0
 
-    def take_back(self, address: int, stream: Stream) -> None:
-        """Free memory of `lend`, in the order of the stream."""
+    def free_temporary(self, address: int, stream: DeviceStream) -> None:
+        """Free memory of `allocate_temporary`, in the order of the stream."""
         if address:
-            self.driver.take_back(self.device, address, stream.handle)
+            self.driver.free_on_stream(self.device, address, stream.handle)
 
-    def lent(self, loan: StreamBuffer) -> None:
+    def register_loan(self, loan: StreamBuffer) -> None:
         """Register temporary memory, which is freed at the latest when the store is closed."""
         self._loans.add(loan)
 
@@ -98,21 +98,21 @@ class StreamBuffer:
 
     __slots__ = ("__weakref__", "_place", "address", "nbytes", "tail")
 
-    def __init__(self, place: GpuContext, nbytes: int, stream: Stream) -> None:
+    def __init__(self, place: GpuContext, nbytes: int, stream: DeviceStream) -> None:
         self._place, self.nbytes = place, nbytes
         #: The end of the stream that used it last.
-        self.tail = place.tail(stream)
+        self.tail = place.stream_cursor(stream)
         self.address = 0
-        self.address = place.lend(nbytes, stream)
-        place.lent(self)
+        self.address = place.allocate_temporary(nbytes, stream)
+        place.register_loan(self)
 
     def end(self) -> None:
         """Free the memory when its present work is complete."""
         address, self.address = self.address, 0
         place = self._place
         if address and may_free(place.driver):
-            self.tail.hold(place.own)
-            place.take_back(address, place.own)
+            self.tail.hold_stream(place.own)
+            place.free_temporary(address, place.own)
 
     def __del__(self) -> None:
         self.end()

@@ -10,22 +10,22 @@ from typing import Any
 
 import numpy.typing as npt
 
-from .driver import Driver
+from .driver import CudaDriver
 
 _SMALLEST = 4096
 
 
-def may_free(driver: Driver) -> bool:
+def may_free(driver: CudaDriver) -> bool:
     """Return whether the driver can be called: not in a forked child, nor at the interpreter's end."""
     return not sys.is_finalizing() and driver.pid == os.getpid()
 
 
-class Memory:
+class DeviceMemory:
     """Memory of one device; it is freed when the last reference is deleted."""
 
     __slots__ = ("__weakref__", "_driver", "address", "device", "nbytes")
 
-    def __init__(self, driver: Driver, device: int, nbytes: int) -> None:
+    def __init__(self, driver: CudaDriver, device: int, nbytes: int) -> None:
         self._driver, self.device, self.nbytes = driver, device, nbytes
         self.address = 0
         self.address = driver.allocate(device, nbytes) if nbytes else 0
@@ -42,7 +42,7 @@ class PinnedMemory:
     The host never waits for a block: if none is free, a new block is allocated.
     """
 
-    def __init__(self, driver: Driver, device: int) -> None:
+    def __init__(self, driver: CudaDriver, device: int) -> None:
         self._driver, self._device = driver, device
         self._blocks: deque[tuple[int, int, int]] = deque()  # address, bytes, event; oldest copy first
 
@@ -76,7 +76,7 @@ class PinnedMemory:
             self._driver.unpin(address)
 
 
-def host_copy(driver: Driver, address: int, array: npt.NDArray[Any], stream: int, device: int) -> None:
+def host_copy(driver: CudaDriver, address: int, array: npt.NDArray[Any], stream: int, device: int) -> None:
     """Copy from a device to a contiguous host array, and wait for the copy."""
     if array.nbytes:
         driver.copy(array.ctypes.data, address, array.nbytes, stream, device)

@@ -6,10 +6,10 @@ import os
 import sys
 from typing import Any
 
-from .driver import LEGACY_STREAM, Driver
+from .driver import LEGACY_STREAM, CudaDriver
 
 
-class Stream:
+class DeviceStream:
     """A stream of a device.
 
     Attributes
@@ -39,17 +39,17 @@ class StreamCursor:
 
     __slots__ = ("__weakref__", "_driver", "_eager", "_event", "stream")
 
-    def __init__(self, driver: Driver, stream: Stream) -> None:
+    def __init__(self, driver: CudaDriver, stream: DeviceStream) -> None:
         self._driver, self.stream = driver, stream
         self._eager = stream.owner is None and stream.handle > 2  # the default streams always exist
         self._event = driver.event(stream.device)
 
-    def moved(self) -> None:
+    def note_work(self) -> None:
         """Record that the store has put new work on the stream."""
         if self._eager:
             self._driver.record(self._event, self.stream.handle, self.stream.device)
 
-    def hold(self, other: Stream) -> None:
+    def hold_stream(self, other: DeviceStream) -> None:
         """Let the stream `other` wait for the store's work on this stream."""
         mine = self.stream
         if not self._eager:
@@ -69,23 +69,23 @@ class StreamCursor:
             self._driver.drop_event(self._event, self.stream.device)
 
 
-def order(driver: Driver, first: Stream | None, then: Stream) -> None:
+def order_streams(driver: CudaDriver, first: DeviceStream | None, then: DeviceStream) -> None:
     """Let a stream wait for the present work on another one; None: for no work."""
     if first is not None and (first.device, first.handle) != (then.device, then.handle):
         tail = StreamCursor(driver, first)
-        tail.moved()
-        tail.hold(then)
+        tail.note_work()
+        tail.hold_stream(then)
 
 
-def of_torch(device: int) -> Stream:
+def of_torch(device: int) -> DeviceStream:
     """Return PyTorch's current stream of a device; PyTorch never destroys its streams."""
     torch = sys.modules["torch"]
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     handle = raw(device) if raw is not None else torch.cuda.current_stream(device).cuda_stream
-    return Stream(device, handle, torch)
+    return DeviceStream(device, handle, torch)
 
 
-def of_cupy(device: int) -> Stream:
+def of_cupy(device: int) -> DeviceStream:
     """Return CuPy's current stream of a device."""
     current = sys.modules["cupy"].cuda.get_current_stream(device)
-    return Stream(device, current.ptr, current)
+    return DeviceStream(device, current.ptr, current)

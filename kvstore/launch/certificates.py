@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvstore.errors import ConfigError
 from kvstore.settings.descriptors import new_memory
-from kvstore.settings.keys import Keys
+from kvstore.settings.keys import JobKeys
 
 _SEALS = 0x000F  # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
 _F_ADD_SEALS = 1033
@@ -30,10 +30,10 @@ class Certificates:
         self._servers = tuple(publics["server", rank] for rank in range(servers))
         self._allowed = tuple(publics.values())
 
-    def of(self, role: str, rank: int) -> Keys:
+    def of(self, role: str, rank: int) -> JobKeys:
         """Return the keys of one process: its own pair, and the public keys of the others."""
         public, secret = self._pairs[role, rank]
-        return Keys(public, secret, self._pairs["scheduler", 0][0], self._servers, self._allowed)
+        return JobKeys(public, secret, self._pairs["scheduler", 0][0], self._servers, self._allowed)
 
     def save(self, folder: Path) -> list[Path]:
         """Write one file for each process, readable only by its owner; return the paths.
@@ -60,7 +60,7 @@ def file_of(role: str, rank: int) -> str:
     return "scheduler.json" if role == "scheduler" else f"{role}-{rank}.json"
 
 
-def write_to_memory(keys: Keys) -> int:
+def write_to_memory(keys: JobKeys) -> int:
     """Write keys to memory without a name; return a descriptor that one process inherits."""
     descriptor = new_memory("kvstore-keys")
     os.write(descriptor, keys.to_json())
@@ -68,7 +68,7 @@ def write_to_memory(keys: Keys) -> int:
     return descriptor
 
 
-def _write_file(path: Path, keys: Keys) -> None:
+def _write_file(path: Path, keys: JobKeys) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "wb") as file:
         file.write(keys.to_json())

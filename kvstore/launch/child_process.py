@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvstore.observe.signals import catches
-from kvstore.settings.keys import Keys
+from kvstore.settings.keys import JobKeys
 
 from .output import LineReader, Write
 from .process import describe_end, grace, is_stopped, started
@@ -48,7 +48,7 @@ class ProcessSpec:
     part: ProcessRole
     command: Sequence[str]
     environment: Mapping[str, str]
-    keys: Keys | None = None
+    keys: JobKeys | None = None
     on_address: Callable[[str], None] | None = None
 
 

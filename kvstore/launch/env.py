@@ -17,16 +17,16 @@ _SECTIONS = ("parameter_server", "wrong_settings", "unknown_variables", "others"
 def findings(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the placement, or the error of its variables, and the launchers that were not chosen.
 
-    The dictionary has the fields of `settings.launchers.Placement` or ``error``, and `_SECTIONS`: the fields
-    of `settings.roles.Roles` without keys, the error of each wrong variable, a hint for each variable without
-    effect whose name is like one of kvstore, and the verdict on each launcher that was not chosen.
+    The dictionary has the fields of `settings.launchers.WorkerPlacement` or ``error``, and `_SECTIONS`: the
+    fields of `settings.roles.Roles` without keys, the error of each wrong variable, a hint for each variable
+    without effect and with a name like one of kvstore, and the verdict on each launcher that was not chosen.
     """
     found: dict[str, Any]
     try:
-        found = dataclasses.asdict(launchers.detect(environment))
+        found = dataclasses.asdict(launchers.detect_placement(environment))
     except ConfigError as error:
         found = {"error": str(error)}
-    others = [{"launcher": name, "verdict": text} for name, text in launchers.alternatives(environment)]
+    others = [{"launcher": name, "verdict": text} for name, text in launchers.other_launchers(environment)]
     part, wrong = _server_role(environment), wrong_settings(environment)
     sections = (part, wrong, unknown_variables(environment), others)
     return found | dict(zip(_SECTIONS, sections, strict=True))

@@ -40,7 +40,7 @@ class LocalHost:
     @property
     def master(self) -> tuple[str, int]:
         """Address of worker 0, and a reserved port there."""
-        return addresses.loopback(), self.master_port()
+        return addresses.loopback_address(), self.master_port()
 
     def master_port(self, ports: str | None = None) -> int:
         """Return a free port, reserved until `close`; `ports` is the value of KVSTORE_PORTS."""

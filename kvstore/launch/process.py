@@ -30,7 +30,7 @@ def new_job() -> str:
 def worker_variables(
     job: str, rank: int, size: int, restart: int = 0, local: tuple[int, int] | None = None
 ) -> dict[str, str]:
-    """Return the variables from which `kvstore.settings.launchers.detect` reads the place of a worker.
+    """Return the variables of a worker that `kvstore.settings.launchers.detect_placement` reads.
 
     `local` is its rank and the number of workers on its host; None: all workers are on one host.
     """

@@ -19,7 +19,7 @@ from kvstore.errors import ConfigError, TimeoutError
 from kvstore.settings import addresses
 from kvstore.settings.definitions import SETTINGS
 from kvstore.settings.environment import first_set
-from kvstore.settings.launchers import Placement
+from kvstore.settings.launchers import WorkerPlacement
 from kvstore.waiting import WaitClock
 
 from .certificates import Certificates, file_of
@@ -85,7 +85,7 @@ class Rendezvous:
         if self.folder is None:
             return self.scheduler
         clock = WaitClock(_PATIENCE)
-        while not clock.over:
+        while not clock.is_over:
             clock.read()
             with contextlib.suppress(OSError):
                 return (self.folder / _ADDRESS).read_text()
@@ -97,7 +97,7 @@ class Rendezvous:
 
 
 def meeting(
-    place: Placement,
+    place: WorkerPlacement,
     environment: Mapping[str, str],
     scheduler: str | None = None,
     folder: str | None = None,
@@ -120,12 +120,12 @@ def meeting(
         above = Path(folder).absolute()
         _check_folder(above)
         own = above / f"kvstore-{_job_digest(place.job)[:16]}"
-        return Rendezvous(place.job, addresses.tcp(_own_address(environment), 0), own, own)
+        return Rendezvous(place.job, addresses.tcp_address(_own_address(environment), 0), own, own)
     if scheduler is None and place.local_size == place.size:
         return Rendezvous(place.job, f"ipc://@kvstore/{_job_digest(place.job)[:32]}/scheduler")
     address = scheduler or _slurm_address(place, environment)
-    addresses.check("--scheduler", address)
-    if not addresses.split(address)[1]:
+    addresses.check_address("--scheduler", address)
+    if not addresses.split_address(address)[1]:
         raise ConfigError(f"--scheduler {address} has no port: add one, so that all ranks know it")
     if not (keys is not None or insecure or _is_local(address)):
         raise ConfigError(
@@ -174,7 +174,7 @@ def _remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _slurm_address(place: Placement, environment: Mapping[str, str]) -> str:
+def _slurm_address(place: WorkerPlacement, environment: Mapping[str, str]) -> str:
     if place.launcher != "slurm":
         raise ConfigError(
             f"{place.launcher} has started ranks on several hosts and does not name the first host: give "
@@ -183,7 +183,7 @@ def _slurm_address(place: Placement, environment: Mapping[str, str]) -> str:
         )
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "")
     port = _FIRST_PORT + int(_job_digest(place.job)[:8], 16) % _PORTS
-    return addresses.tcp(first_node(nodes), port)
+    return addresses.tcp_address(first_node(nodes), port)
 
 
 def _own_address(environment: Mapping[str, str]) -> str:
@@ -197,7 +197,7 @@ def _is_local(address: str) -> bool:
     """Return whether only processes of this host can connect to an address."""
     if address.startswith("ipc://"):
         return True
-    number = addresses.resolved(addresses.split(address)[0].strip("[]"))
+    number = addresses.resolve_host(addresses.split_address(address)[0].strip("[]"))
     return number is not None and addresses.is_loopback(number)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from kvstore.errors import ConfigError
 from kvstore.settings import launchers
 from kvstore.settings.environment import process_variables
-from kvstore.settings.launchers import Placement
+from kvstore.settings.launchers import WorkerPlacement
 
 from .child_process import LocalProcess, ProcessRole, ProcessSpec, ask_session
 from .local_host import LocalHost
@@ -36,7 +36,7 @@ class RankProcesses:
     Servers import the modules `imports`. All processes find the scheduler at `meeting`.
     """
 
-    place: Placement
+    place: WorkerPlacement
     servers: int
     meeting: Rendezvous
     imports: tuple[str, ...] = ()
@@ -53,9 +53,9 @@ class RankProcesses:
         return found | self.meeting.variables(part) | {"KVSTORE_SCHEDULER": address}
 
 
-def launched_place() -> Placement:
+def launched_place() -> WorkerPlacement:
     """Return the rank of this process; raise ConfigError if no launcher of ranks has started it."""
-    place = launchers.detect()
+    place = launchers.detect_placement()
     if place.launcher in ("none", "kvstore"):
         other = "no launcher has started this process" if place.launcher == "none" else "kvstore run has"
         raise ConfigError(

@@ -45,11 +45,11 @@ def address_option(host: str | None, port: int | None) -> str | None:
     variable = first_set(process_variables(), ("KVSTORE_SCHEDULER", "DMLC_PS_ROOT_URI"))
     if host is None and port is None and variable:
         return None
-    host = host or addresses.loopback()
-    number = addresses.resolved(host)
+    host = host or addresses.loopback_address()
+    number = addresses.resolve_host(host)
     if number is not None and addresses.is_wildcard(number):
         host = addresses.outward_address()
-    return addresses.tcp(host, port or 0)
+    return addresses.tcp_address(host, port or 0)
 
 
 def run_scheduler(
@@ -64,7 +64,7 @@ def run_scheduler(
 
     def bound(address: str) -> None:
         """Report the address for other processes, which can differ from that of the socket."""
-        report(found.bound(addresses.split(address)[1]).scheduler)
+        report(found.bound(addresses.split_address(address)[1]).scheduler)
 
     role_process.serve_scheduler(
         found, ps_config(environment), bound, _report_if_deserted if launched else None

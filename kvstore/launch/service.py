@@ -14,7 +14,7 @@ from kvstore.errors import ConfigError
 from kvstore.settings import addresses, roles
 from kvstore.settings.definitions import LAUNCHERS
 from kvstore.settings.environment import process_variables, text_of
-from kvstore.settings.keys import Keys
+from kvstore.settings.keys import JobKeys
 from kvstore.settings.parameter_server import ps_config
 
 from .certificates import Certificates, write_to_memory
@@ -42,7 +42,7 @@ class Service:
 
     servers: int
     transport: str = "tcp"
-    host: str = field(default_factory=addresses.loopback)
+    host: str = field(default_factory=addresses.loopback_address)
     secure: bool = False
     insecure: bool = False
     imports: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class Service:
     def __post_init__(self) -> None:
         if self.secure and self.insecure:
             raise ConfigError("--secure and --insecure contradict each other: give one of them")
-        if self.transport == "ipc" and self.host != addresses.loopback():
+        if self.transport == "ipc" and self.host != addresses.loopback_address():
             raise ConfigError("--transport ipc takes no --host: unix sockets work on this machine only")
         if self.restarts and not self.snapshot:
             raise ConfigError(
@@ -69,7 +69,7 @@ class Service:
         """Whether the job gets keys: on request, and if other hosts can connect."""
         if self.insecure or self.transport == "ipc":
             return self.secure
-        number = addresses.resolved(self.host)
+        number = addresses.resolve_host(self.host)
         return self.secure or number is None or not addresses.is_loopback(number)
 
 
@@ -99,7 +99,9 @@ class ServiceProcesses:
         service, address = self.service, self.address
         if not address:  # a free port, or a name that only this job uses
             ipc = service.transport == "ipc"
-            address = f"ipc://@kvstore/{self._job}/scheduler" if ipc else addresses.tcp(service.host, 0)
+            address = (
+                f"ipc://@kvstore/{self._job}/scheduler" if ipc else addresses.tcp_address(service.host, 0)
+            )
         return {
             **variables_of(part, base, self._workers, service.servers, address),
             "KVSTORE_JOB": self._job,
@@ -110,7 +112,7 @@ class ServiceProcesses:
             **self._option_variables(part, base),
         }
 
-    def keys_for(self, part: ProcessRole) -> Keys | None:
+    def keys_for(self, part: ProcessRole) -> JobKeys | None:
         """Return the keys of a process; None without encryption."""
         return self._certificates.of(part.role, part.rank) if self._certificates else None
 
@@ -121,11 +123,11 @@ class ServiceProcesses:
         ps_config(environment)
         if self._address_of is not None:  # the scheduler runs on another host, and checks itself
             return
-        number = addresses.resolved(self.service.host)
+        number = addresses.resolve_host(self.service.host)
         if number is not None and addresses.is_wildcard(number):
             raise ConfigError(
                 f"--host {self.service.host} is not an address at which other processes can reach the "
-                f"servers; the interfaces are {addresses.told(addresses.interfaces())}"
+                f"servers; the interfaces are {addresses.addresses_text(addresses.interface_addresses())}"
             )
         with contextlib.ExitStack() as stack:
             if (keys := self.keys_for(part)) is not None:
@@ -164,7 +166,7 @@ def variables_of(
     ours |= {"KVSTORE_NUM_WORKERS": str(workers), "DMLC_NUM_WORKER": str(workers)}
     ours |= {"KVSTORE_NUM_SERVERS": str(servers), "DMLC_NUM_SERVER": str(servers)}
     ours["DMLC_LOCAL"] = str(int(address.startswith("ipc://")))
-    host, port = addresses.split(address)
+    host, port = addresses.split_address(address)
     if port:
         ours |= {"DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": str(port)}
     if part.role == "server":

@@ -18,7 +18,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from kvstore.errors import ArgumentError, ConfigError, TimeoutError, WorkerError
-from kvstore.settings.addresses import loopback
+from kvstore.settings.addresses import loopback_address
 from kvstore.settings.descriptors import occupy_standard
 from kvstore.settings.environment import changed_variables, process_variables
 from kvstore.settings.torch_variables import MasterPort, outer_variables, torch_variables
@@ -122,7 +122,7 @@ def spawn(fn: Callable[..., object], n: int, args: Sequence[Any] = (), timeout: 
 def _worker_variables(job: str, rank: int, size: int, port: int) -> dict[str, str | None]:
     """Return the variables in which a worker differs from this process; None removes one."""
     outer = dict.fromkeys(outer_variables(process_variables()))
-    torch = torch_variables(rank, size, (rank, size), 0, (loopback(), port))
+    torch = torch_variables(rank, size, (rank, size), 0, (loopback_address(), port))
     return {**outer, **worker_variables(job, rank, size), **torch}
 
 

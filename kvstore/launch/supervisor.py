@@ -229,7 +229,7 @@ class Supervisor:
 
         def turn() -> None:
             clock.read()
-            if clock.tells():
+            if clock.notice_due():
                 self.write_message("all processes have ended; it waits for the reader of their output")
             self._run_once()
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.grouping import group
+from ..arrays.grouping import group_values
 from ..arrays.sparse import RowSparseArray
 from ..errors import ArgumentError, CapabilityError
 from ..factory import create as create_ours
@@ -22,7 +22,15 @@ from ..optimizer import Optimizer, states
 from ..optimizer.optimizer import Index
 from ..store import KVStore as OurKVStore
 from ..store_kinds import STORES, is_on_servers
-from .arrays import Outs, as_ndarray, gradient_as_ndarray, is_rows, put_rows, state_as_ndarrays, taken
+from .arrays import (
+    RowSparseOuts,
+    as_ndarray,
+    converted_values,
+    gradient_as_ndarray,
+    is_rows,
+    put_rows,
+    state_as_ndarrays,
+)
 from .errors import all_raise_mxnet_errors, raises_mxnet_error
 from .library import mx
 from .optimizers import (
@@ -86,39 +94,39 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
 
     def init(self, key: Any, value: Any) -> None:
         """Initialise keys; see `kvstore.KVStore.init`."""
-        self.store.init(key, taken(value))
+        self.store.init(key, converted_values(value))
         self._note_tables(key, value)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Initialise keys with the values of rank 0, and write these values to `out`."""
-        self.store.broadcast(key, taken(value), Outs(out).arrays, priority)
+        self.store.broadcast(key, converted_values(value), RowSparseOuts(out).arrays, priority)
         self._note_tables(key, value)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Sum the values of each key, then update the stored weight with the sum, or replace it."""
-        values = taken(value)
+        values = converted_values(value)
         self._apply_changes(key, values)
         self.store.push(key, values, priority=priority)
-        self._count(key, values)
+        self._count_updates(key, values)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Write the stored values to `out`; to row-sparse outputs only if `ignore_sparse` is False."""
         if ignore_sparse or out is None:
-            self.store.pull(key, out if out is None else Outs(out).arrays, priority)
+            self.store.pull(key, out if out is None else RowSparseOuts(out).arrays, priority)
             return
-        for name, outs in group(key, out, "out"):
+        for name, outs in group_values(key, out, "out"):
             self._pull_all(name, outs, priority)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Push dense values, and write the result to `out`, or without `out` to the values."""
-        values = taken(value)
+        values = converted_values(value)
         self._apply_changes(key, values)
-        self.store.pushpull(key, values, None if out is None else Outs(out).arrays, priority)
-        self._count(key, values)
+        self.store.pushpull(key, values, None if out is None else RowSparseOuts(out).arrays, priority)
+        self._count_updates(key, values)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """Write the requested rows of row-sparse keys to `out`, sorted and unique."""
-        outs = Outs(out)
+        outs = RowSparseOuts(out)
         self.store.row_sparse_pull(key, outs.arrays, priority, row_ids)
         outs.deliver()
 
@@ -129,11 +137,11 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         if dense:
             self.store.pull(key, dense, priority)
         if rows:
-            value = self._table(key, rows[0], priority)
+            value = self._pull_table(key, rows[0], priority)
             for out in rows:
                 put_rows(value, out)
 
-    def _table(self, key: Index, like: Any, priority: int) -> RowSparseArray:
+    def _pull_table(self, key: Index, like: Any, priority: int) -> RowSparseArray:
         if key in self._tables:
             table = RowSparseArray.zeros(like.shape, np.dtype(like.dtype))
             self.store.pull(key, table, priority, ignore_sparse=False)
@@ -143,7 +151,9 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         return RowSparseArray.from_dense(dense)
 
     def _note_tables(self, key: Any, value: Any) -> None:
-        self._tables.update(name for name, values in group(key, value) if values and is_rows(values[0]))
+        self._tables.update(
+            name for name, values in group_values(key, value) if values and is_rows(values[0])
+        )
 
     # ---------------------------------------------------------------------------------------- updates
 
@@ -183,7 +193,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         runs = not is_on_servers(self.store) and (self.num_workers == 1 or keeps_states_only(optimizer))
         if runs:
             log.info("MXNet's own code runs %s: %s", name, why)
-            return ForeignOptimizer.of(optimizer, self._tables)
+            return ForeignOptimizer.for_mxnet(optimizer, self._tables)
         raise CapabilityError(
             f"{name} cannot be translated ({why}), and a store of type {self.type!r} cannot run MXNet's code "
             "for it: pass update_on_kvstore=False to the Trainer, so that MXNet updates in the workers, or "
@@ -195,11 +205,11 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         if self._rule is not None:
             check_scale(self._rule.theirs)
         if isinstance(self._rule, TranslatedOptimizer):
-            self._rule.follow(_keys(key, values), self.store.update_optimizer)
+            self._rule.apply_changes(_key_list(key, values), self.store.update_optimizer)
 
-    def _count(self, key: Any, values: Any) -> None:
+    def _count_updates(self, key: Any, values: Any) -> None:
         if isinstance(self._rule, TranslatedOptimizer):
-            self._rule.count(_keys(key, values))
+            self._rule.count_updates(_key_list(key, values))
 
     def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
         """Compress gradients; see `kvstore.KVStore.set_gradient_compression`."""
@@ -223,7 +233,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
             return _StateHolder(
                 ours.optimizer, {key: state_as_ndarrays(state) for key, state in ours.states.items()}
             )
-        states = {key: state_as_ndarrays(self._rule.shown(state)) for key, state in ours.states.items()}
+        states = {key: state_as_ndarrays(self._rule.mxnet_state(state)) for key, state in ours.states.items()}
         return _StateHolder(self._rule.theirs, states)
 
     # ----------------------------------------------------------------------------------------- states
@@ -249,12 +259,12 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         self.store.load_optimizer_states(fname)
         if not isinstance(self._rule, TranslatedOptimizer):
             return
-        content = states.read(fname)
+        content = states.read_states(fname)
         theirs, counts = self._rule.theirs, dict(content.counts)
         theirs._all_index_update_counts, theirs._index_update_count = {0: counts}, counts
         theirs.num_update = content.num_update
         if content.optimizer is not None:
-            self._rule.adopt(content.optimizer)
+            self._rule.apply_loaded(content.optimizer)
 
     # ---------------------------------------------------------------------------------------- job
 
@@ -346,7 +356,7 @@ def _without_prefix(name: Any) -> Any:
     return name[len(_PREFIX) :] if isinstance(name, str) and name.lower().startswith(_PREFIX) else name
 
 
-def _register(name: str) -> None:
+def _register_store(name: str) -> None:
     """Register a store, so that ``mxnet.kvstore.create("kvstore_<name>")`` creates it."""
 
     @raises_mxnet_error
@@ -357,8 +367,8 @@ def _register(name: str) -> None:
     mx.kvstore.KVStoreBase.register(type(_PREFIX + name, (KVStore,), {"__init__": __init__}))
 
 
-def _keys(key: Any, values: Any) -> list[Index]:
-    return list(indices_of(group(key, values)))
+def _key_list(key: Any, values: Any) -> list[Index]:
+    return list(indices_of(group_values(key, values)))
 
 
 def _with_their_arrays(updater: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
@@ -371,6 +381,6 @@ def _with_their_arrays(updater: Callable[[Any, Any, Any], None]) -> Callable[[An
 
 
 for _name in STORES:
-    _register(_name)
+    _register_store(_name)
 
 __all__ = ["KVStore", "create"]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays.host import readable
+from ..arrays.host import readable_array
 from ..arrays.sparse import RowSparseArray
 from .library import mx
 
@@ -23,20 +23,20 @@ def is_rows(array: Any) -> bool:
     return isinstance(array, mx.nd.sparse.RowSparseNDArray)
 
 
-def taken(value: Any) -> Any:
+def converted_values(value: Any) -> Any:
     """Convert the values of a push or an init, nested in lists as given.
 
     Row-sparse arrays become kvstore's.
     """
     if isinstance(value, (list, tuple)):
-        return [taken(one) for one in value]
+        return [converted_values(one) for one in value]
     if not is_rows(value):
         return value
-    data, indices = readable(value.data), readable(value.indices)
+    data, indices = readable_array(value.data), readable_array(value.indices)
     return RowSparseArray(data, indices, value.shape)
 
 
-class Outs:
+class RowSparseOuts:
     """Output arrays of a call for stores; `deliver` writes the row-sparse ones.
 
     Attributes
@@ -46,11 +46,11 @@ class Outs:
 
     def __init__(self, out: Any) -> None:
         self._pairs: list[tuple[RowSparseArray, Any]] = []
-        self.arrays = self._mapped(out)
+        self.arrays = self._map_outs(out)
 
-    def _mapped(self, out: Any) -> Any:
+    def _map_outs(self, out: Any) -> Any:
         if isinstance(out, (list, tuple)):
-            return [self._mapped(one) for one in out]
+            return [self._map_outs(one) for one in out]
         if not is_rows(out):
             return out
         ours = RowSparseArray.zeros(out.shape, np.dtype(out.dtype))

@@ -14,7 +14,7 @@ from ..settings.environment import changed_variables
 _GONE = {"bool": bool, "int": int, "float": float, "object": object}
 
 
-def _imported() -> Any:
+def _import_mxnet() -> Any:
     """Import MXNet.
 
     Names that NumPy has removed are restored. A process that was started as a server of a job must not become
@@ -35,4 +35,4 @@ def _imported() -> Any:
         ) from error
 
 
-mx = _imported()
+mx = _import_mxnet()

@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import CapabilityError, ConfigError
 from ..optimizer import Optimizer, checks, create, lr_scheduler
 from ..optimizer.lr_scheduler import LRScheduler
-from ..optimizer.optimizer import Array, Index, State, dense
+from ..optimizer.optimizer import Array, Index, State, dense_gradient
 from .arrays import as_ndarray, gradient_as_ndarray, rows_of
 
 #: Settings of all optimizers of MXNet, with the same names here.
@@ -25,7 +25,7 @@ _COMMON = ("rescale_grad", "wd", "clip_gradient", "multi_precision", "begin_num_
 
 
 @dataclass(frozen=True)
-class _Rule:
+class _RuleTranslation:
     """An optimizer of kvstore that can replace one of MXNet.
 
     Attributes
@@ -49,7 +49,7 @@ class _Rule:
     shown: Callable[[State], State] = lambda state: state
 
 
-def _same(*names: str) -> dict[str, str]:
+def _same_names(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
 
@@ -66,48 +66,55 @@ def _square_first(state: State) -> State:
     return (second, first, *rest) if rest else (first, _square_first(second))
 
 
-def _agrees(optimizer: Any) -> str:
+def _no_difference(optimizer: Any) -> str:
     return ""
 
 
-def _where(*settings: str, says: str) -> Callable[[Any], str]:
+def _says_where(*settings: str, says: str) -> Callable[[Any], str]:
     """Make a function that returns `says` if all of these settings are on."""
     return lambda optimizer: says if all(getattr(optimizer, name) for name in settings) else ""
 
 
-_clips_late = _where("wd", "clip_gradient", says="1.9.1 adds the weight decay before it clips")
-_nag_differs = _where("wd", "momentum", says="1.9.1 computes the decay of the momentum with the new weight")
-_lars_differs = _where(
+_clips_late = _says_where("wd", "clip_gradient", says="1.9.1 adds the weight decay before it clips")
+_nag_differs = _says_where(
+    "wd", "momentum", says="1.9.1 computes the decay of the momentum with the new weight"
+)
+_lars_differs = _says_where(
     "momentum", "momentum_correction", says="1.9.1 corrects the momentum when the rate changes"
 )
-_dcasgd_differs = _where("wd", says="1.9.1 does not add the weight decay to the squared gradient")
+_dcasgd_differs = _says_where("wd", says="1.9.1 does not add the weight decay to the squared gradient")
 
 
 def _rmsprop_differs(optimizer: Any) -> str:
     return _clips_late(optimizer) if optimizer.centered else "1.9.1 has epsilon inside the root"
 
 
-_MOMENTS = _same("beta1", "beta2", "epsilon")
-_SGD = _Rule("sgd", _same("momentum", "lazy_update"), _agrees, shown=_copy_last)
+_MOMENTS = _same_names("beta1", "beta2", "epsilon")
+_SGD = _RuleTranslation("sgd", _same_names("momentum", "lazy_update"), _no_difference, shown=_copy_last)
 _RULES = {
     "SGD": _SGD,
     "ccSGD": _SGD,
-    "NAG": _Rule("nag", _same("momentum"), _nag_differs, shown=_copy_last),
-    "Adam": _Rule("adam", {**_MOMENTS, **_same("lazy_update")}, _clips_late),
+    "NAG": _RuleTranslation("nag", _same_names("momentum"), _nag_differs, shown=_copy_last),
+    "Adam": _RuleTranslation("adam", {**_MOMENTS, **_same_names("lazy_update")}, _clips_late),
     # 1.9.1 has no epsilon, and 0/0 is NaN there; this value is too small to change other results.
-    "Adamax": _Rule("adamax", _same("beta1", "beta2"), _clips_late, {"epsilon": 1e-30}),
-    "FTML": _Rule("ftml", _MOMENTS, _clips_late),
-    "Ftrl": _Rule("ftrl", _same("lamda1", "beta"), _agrees),
-    "Signum": _Rule("signum", _same("momentum", "wd_lh"), _agrees),
-    "SGLD": _Rule("sgld", {}, _agrees),
-    "LAMB": _Rule("lamb", {**_MOMENTS, **_same("lower_bound", "upper_bound", "bias_correction")}, _agrees),
-    "LARS": _Rule(
-        "lars", {"eps": "epsilon", **_same("momentum", "lazy_update", "eta")}, _lars_differs, shown=_copy_last
+    "Adamax": _RuleTranslation("adamax", _same_names("beta1", "beta2"), _clips_late, {"epsilon": 1e-30}),
+    "FTML": _RuleTranslation("ftml", _MOMENTS, _clips_late),
+    "Ftrl": _RuleTranslation("ftrl", _same_names("lamda1", "beta"), _no_difference),
+    "Signum": _RuleTranslation("signum", _same_names("momentum", "wd_lh"), _no_difference),
+    "SGLD": _RuleTranslation("sgld", {}, _no_difference),
+    "LAMB": _RuleTranslation(
+        "lamb", {**_MOMENTS, **_same_names("lower_bound", "upper_bound", "bias_correction")}, _no_difference
     ),
-    "DCASGD": _Rule("dcasgd", _same("momentum", "lamda"), _dcasgd_differs),
-    "RMSProp": _Rule(
+    "LARS": _RuleTranslation(
+        "lars",
+        {"eps": "epsilon", **_same_names("momentum", "lazy_update", "eta")},
+        _lars_differs,
+        shown=_copy_last,
+    ),
+    "DCASGD": _RuleTranslation("dcasgd", _same_names("momentum", "lamda"), _dcasgd_differs),
+    "RMSProp": _RuleTranslation(
         "rmsprop",
-        {"gamma1": "rho", "gamma2": "momentum", **_same("epsilon", "centered", "clip_weights")},
+        {"gamma1": "rho", "gamma2": "momentum", **_same_names("epsilon", "centered", "clip_weights")},
         _rmsprop_differs,
         shown=_square_first,
     ),
@@ -116,7 +123,7 @@ _RULES = {
 _KEEPS = ("Nadam", "LARS", "LBSGD")
 
 
-def rule_of(optimizer: Any) -> _Rule | None:
+def rule_of(optimizer: Any) -> _RuleTranslation | None:
     """Return the rule that replaces exactly this class, or None."""
     kind = type(optimizer)
     return _RULES.get(kind.__name__) if kind.__module__.startswith("mxnet.") else None
@@ -128,7 +135,7 @@ def translation_obstacle(optimizer: Any) -> str:
     if rule is None:
         return "kvstore has no such rule, or one with another formula"
     try:
-        _schedule(optimizer)
+        _translate_schedule(optimizer)
     except ConfigError as error:
         return str(error)
     return rule.differs(optimizer)
@@ -166,7 +173,7 @@ class TranslatedOptimizer:
     theirs: Any
     ours: Optimizer = field(init=False)
     _schedule: LRScheduler | None = field(init=False, default=None)
-    _progress: _Progress | None = field(init=False, default=None)
+    _progress: _ScheduleProgress | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         rule = rule_of(self.theirs)
@@ -174,10 +181,10 @@ class TranslatedOptimizer:
             raise ConfigError(f"{type(self.theirs).__name__}: {translation_obstacle(self.theirs)}")
         self._rule = rule
         self._told: dict[str, Any] = {}
-        self._note(_schedule(self.theirs))
+        self._note_settings(_translate_schedule(self.theirs))
         self.ours = create(self._rule.name, **self._told)
 
-    def follow(self, keys: list[Index], update: Callable[..., None]) -> None:
+    def apply_changes(self, keys: list[Index], update: Callable[..., None]) -> None:
         """Before these keys are pushed: apply changes of MXNet's object to the optimizer of the store.
 
         Raises
@@ -187,7 +194,7 @@ class TranslatedOptimizer:
         ConfigError
             A schedule of MXNet was changed in place.
         """
-        if self._watched() == self._seen and self._has_same_factors(keys):
+        if self._watched_settings() == self._seen and self._has_same_factors(keys):
             return
         why = self._rule.differs(self.theirs)
         if why:
@@ -196,27 +203,27 @@ class TranslatedOptimizer:
                 "the change, or make it before set_optimizer"
             )
         is_new = self.theirs.lr_scheduler is not self._seen[0]
-        schedule = _schedule(self.theirs) if is_new else self._schedule
-        changed = self._changed(schedule)
+        schedule = _translate_schedule(self.theirs) if is_new else self._schedule
+        changed = self._changed_settings(schedule)
         if changed:
             update(**changed)
-        self._note(schedule)
+        self._note_settings(schedule)
 
-    def _changed(self, schedule: LRScheduler | None) -> dict[str, Any]:
-        now = self._settings(schedule)
+    def _changed_settings(self, schedule: LRScheduler | None) -> dict[str, Any]:
+        now = self._store_settings(schedule)
         changed = {name: value for name, value in now.items() if value != self._told[name]}
         if "lr_scheduler" in changed:
             changed["learning_rate"] = now["learning_rate"]
         return changed
 
-    def _note(self, schedule: LRScheduler | None) -> None:
+    def _note_settings(self, schedule: LRScheduler | None) -> None:
         """Record that the store has the present settings."""
         if schedule is not self._schedule or self._progress is None:
-            self._schedule, self._progress = schedule, _Progress(self.theirs.lr_scheduler)
-        self._told, self._seen = self._settings(schedule), self._watched()
+            self._schedule, self._progress = schedule, _ScheduleProgress(self.theirs.lr_scheduler)
+        self._told, self._seen = self._store_settings(schedule), self._watched_settings()
         self._factors = self._factors_of(self.theirs.param_dict)
 
-    def _watched(self) -> tuple[Any, ...]:
+    def _watched_settings(self) -> tuple[Any, ...]:
         """Return all settings except the multipliers of parameters; each push compares them."""
         theirs, names = self.theirs, (*_COMMON, *self._rule.settings)
         if self._progress is not None:
@@ -235,30 +242,30 @@ class TranslatedOptimizer:
             return True
         return all(self._factors.get(key) == pair for key, pair in self._factors_of(keys).items())
 
-    def shown(self, state: State) -> State:
+    def mxnet_state(self, state: State) -> State:
         """Return a key's state in MXNet's order."""
         return self._rule.shown(state)
 
-    def count(self, keys: list[Index]) -> None:
+    def count_updates(self, keys: list[Index]) -> None:
         """Count an update of each key, as MXNet's object would have."""
         self.theirs._update_count(keys)
 
-    def adopt(self, loaded: Optimizer) -> None:
+    def apply_loaded(self, loaded: Optimizer) -> None:
         """Apply the settings of an optimizer that was read from a file."""
-        for theirs, ours in {**_same(*_COMMON), **self._rule.settings}.items():
+        for theirs, ours in {**_same_names(*_COMMON), **self._rule.settings}.items():
             setattr(self.theirs, theirs, getattr(loaded, ours))
         schedule = self._schedule
         if loaded.lr_scheduler != schedule:
             self.theirs.lr_scheduler = loaded.lr_scheduler
-            schedule = _schedule(self.theirs)
+            schedule = _translate_schedule(self.theirs)
         if loaded.lr_scheduler is None:
             self.theirs.lr = loaded.lr
-        self._note(schedule)
+        self._note_settings(schedule)
         # The store has the multipliers of the file; those of the parameters are applied at the next step.
         self._told.update(lr_mult=loaded.lr_mult, wd_mult=loaded.wd_mult, param_idx2name=loaded.idx2name)
         self._factors.clear()
 
-    def _settings(self, schedule: LRScheduler | None) -> dict[str, Any]:
+    def _store_settings(self, schedule: LRScheduler | None) -> dict[str, Any]:
         theirs, rule = self.theirs, self._rule
         settings = {name: getattr(theirs, name) for name in _COMMON}
         settings.update({ours: getattr(theirs, name) for name, ours in rule.settings.items()})
@@ -266,25 +273,28 @@ class TranslatedOptimizer:
         settings["lr_scheduler"] = schedule
         settings["learning_rate"] = theirs.lr if schedule is None else None
         settings["param_idx2name"] = dict(theirs.idx2name)
-        settings["lr_mult"], settings["wd_mult"] = _factors(theirs, "lr_mult"), _factors(theirs, "wd_mult")
+        settings["lr_mult"], settings["wd_mult"] = (
+            _key_multipliers(theirs, "lr_mult"),
+            _key_multipliers(theirs, "wd_mult"),
+        )
         return settings
 
 
-def _factors(optimizer: Any, name: str) -> dict[Index, float]:
+def _key_multipliers(optimizer: Any, name: str) -> dict[Index, float]:
     """Return multipliers by key or name; those of Gluon's parameters have precedence."""
     own = {key: float(getattr(parameter, name)) for key, parameter in optimizer.param_dict.items()}
     return {**getattr(optimizer, name), **own}
 
 
 _SCHEDULES = {
-    "FactorScheduler": _same("step", "factor", "stop_factor_lr", "base_lr"),
-    "MultiFactorScheduler": _same("step", "factor", "base_lr"),
-    "PolyScheduler": {"power": "pwr", "base_lr_orig": "base_lr", **_same("max_update", "final_lr")},
-    "CosineScheduler": {"base_lr_orig": "base_lr", **_same("max_update", "final_lr")},
+    "FactorScheduler": _same_names("step", "factor", "stop_factor_lr", "base_lr"),
+    "MultiFactorScheduler": _same_names("step", "factor", "base_lr"),
+    "PolyScheduler": {"power": "pwr", "base_lr_orig": "base_lr", **_same_names("max_update", "final_lr")},
+    "CosineScheduler": {"base_lr_orig": "base_lr", **_same_names("max_update", "final_lr")},
 }
 
 
-def _schedule(optimizer: Any) -> LRScheduler | None:
+def _translate_schedule(optimizer: Any) -> LRScheduler | None:
     """Return the schedule of an optimizer as a schedule of kvstore.
 
     Raises
@@ -310,7 +320,7 @@ def _schedule(optimizer: Any) -> LRScheduler | None:
     return made
 
 
-class _Progress:
+class _ScheduleProgress:
     """A copy of a schedule of MXNet, which detects whether a program has changed the schedule.
 
     Each call changes a schedule of MXNet, so such a change does not count.
@@ -363,7 +373,7 @@ class ForeignOptimizer(Optimizer):
         self.theirs, self._tables = theirs, tables
 
     @staticmethod
-    def of(theirs: Any, tables: set[Index]) -> ForeignOptimizer:
+    def for_mxnet(theirs: Any, tables: set[Index]) -> ForeignOptimizer:
         """Return an optimizer whose states have, in files, the name of MXNet's class."""
         name = f"MXNet{type(theirs).__name__}"
         made: ForeignOptimizer = type(name, (ForeignOptimizer,), {"__doc__": ForeignOptimizer.__doc__})(
@@ -380,7 +390,7 @@ class ForeignOptimizer(Optimizer):
     def learning_rate(self, lr: float) -> None:
         self.theirs.set_learning_rate(lr)
 
-    def shown(self, state: State) -> State:
+    def mxnet_state(self, state: State) -> State:
         """Return a key's state, which is in MXNet's order already."""
         return state
 
@@ -388,7 +398,7 @@ class ForeignOptimizer(Optimizer):
         """Return the state of MXNet's rule, as NumPy arrays."""
         array = np.ascontiguousarray(weight)
         shown = rows_of(array) if index in self._tables else as_ndarray(array)
-        return _kept(self.theirs.create_state_multi_precision(index, shown))
+        return _copy_state(self.theirs.create_state_multi_precision(index, shown))
 
     def update_multi_precision(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
         """Run MXNet's update, and wait for it."""
@@ -396,7 +406,7 @@ class ForeignOptimizer(Optimizer):
         shown, states = loan.view(weight), loan.view(state)
         gradient = gradient_as_ndarray(grad)
         if index in self._tables and gradient.stype == "default":
-            gradient = rows_of(dense(grad))
+            gradient = rows_of(dense_gradient(grad))
         self._share_counts()
         if self.theirs.aggregate_num > 0:
             self.theirs.update_multi_precision([index], [shown], [gradient], [states])
@@ -436,12 +446,12 @@ class _StateViews:
                 array[...] = shown.asnumpy()
 
 
-def _kept(state: Any) -> State:
+def _copy_state(state: Any) -> State:
     """Copy a state of MXNet, nested to any depth, to NumPy."""
     if state is None:
         return None
     if isinstance(state, (tuple, list)):
-        return tuple(_kept(part) for part in state)
+        return tuple(_copy_state(part) for part in state)
     copied: Array = np.ascontiguousarray(state.asnumpy())
     return copied
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, nearest
 from ..settings.environment import text_of
-from ..settings.launchers import detect
+from ..settings.launchers import detect_placement
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -99,7 +99,7 @@ def name_of_process() -> str:
 def _name_by_launcher() -> str:
     """Name this process by its launcher, until its store knows its rank."""
     with contextlib.suppress(ConfigError):
-        place = detect()
+        place = detect_placement()
         if place.launcher != "none":
             return f"worker {place.rank}"
     return f"process {os.getpid()}"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ..atomic_files import atomic_replacement
 from ..errors import ConfigError, MissingBackendError, StateFileError
-from ..settings.addresses import loopback
+from ..settings.addresses import loopback_address
 from ..settings.environment import text_of
 from .native._observe import read_own, take_times
 from .processes import role_of
@@ -120,7 +120,7 @@ def _parsed_place(text: str) -> tuple[str, int] | str:
     """Return host and first port, or a path."""
     match = _ADDRESS.fullmatch(text)
     if match and int(match[2]) < 65536:
-        return match[1].strip("[]") or loopback(), int(match[2])
+        return match[1].strip("[]") or loopback_address(), int(match[2])
     path = os.path.expanduser(text)
     if path.endswith(".prom") and _has_others():
         raise ConfigError(
@@ -138,7 +138,7 @@ def _has_others() -> bool:
     """Whether the job of this process has other processes."""
     from ..settings import launchers, roles
 
-    return launchers.detect().size > 1 or bool(roles.signs())
+    return launchers.detect_placement().size > 1 or bool(roles.signs())
 
 
 def _listening_socket(registry: CollectorRegistry, host: str, port: int) -> socket.socket | None:

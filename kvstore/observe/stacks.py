@@ -66,7 +66,7 @@ def warn_of_end(clock: WaitClock) -> None:
     """Log stacks and report: the deadline of a wait is near."""
     log.warning(
         "a wait ends with an error in %.0f s unless it is over by then:\n%s%s",
-        clock.left,
+        clock.seconds_left,
         report(),
         _stack_texts(sys._current_frames()).rstrip(),
     )

@@ -14,7 +14,7 @@ from ..arrays.element_types import FLOATS
 from ..errors import ConfigError, DTypeError, ShapeError
 from .declared import DeclaredOptimizer, keyword
 from .lr_scheduler import Schedule
-from .optimizer import Array, Index, State, dense, is_half
+from .optimizer import Array, Index, State, dense_gradient, is_half
 
 
 class BuiltInOptimizer(DeclaredOptimizer):
@@ -60,21 +60,21 @@ class BuiltInOptimizer(DeclaredOptimizer):
 
     def update(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
         """Count one update of a key and apply it in place; `grad` may be row-sparse."""
-        self._apply(index, weight, grad, None, arrays_of(state))
+        self._apply_rule(index, weight, grad, None, arrays_of(state))
 
     def update_multi_precision(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
         """Apply `update`, to the float32 copy if there is one, and round that into `weight`."""
         if type(self).update is not BuiltInOptimizer.update or not self.keeps_master(weight):
             super().update_multi_precision(index, weight, grad, state)
             return
-        self._apply(index, weight, grad, state[0], arrays_of(state[1]))
+        self._apply_rule(index, weight, grad, state[0], arrays_of(state[1]))
 
-    def _apply(
+    def _apply_rule(
         self, index: Index, weight: Array, grad: Any, master: Array | None, states: tuple[Array, ...]
     ) -> None:
         raise NotImplementedError
 
-    def _clip(self) -> float:
+    def _clip_bound(self) -> float:
         """Return the bound of the gradient in the form of the kernels."""
         return self.clip_gradient or math.inf
 
@@ -109,33 +109,33 @@ class ElementwiseOptimizer(BuiltInOptimizer):
         """Count one update of a key and return its parameters."""
         return self.parameters(index, weight, self._update_count(index))
 
-    def _common(self, index: Index) -> tuple[float, float, float, float]:
+    def _common_parameters(self, index: Index) -> tuple[float, float, float, float]:
         """Return the first parameters of every rule: rate, decay, rescaling, bound of the gradient."""
-        lr, wd = self._rates(index)
+        lr, wd = self._key_rates(index)
         return lr, wd, self.rescale_grad, self.clip_gradient or math.inf
 
     def _divided_by(self, index: Index) -> tuple[float, float, float, float]:
-        """Return `_common` for a rule that divides by the rate.
+        """Return `_common_parameters` for a rule that divides by the rate.
 
         Raises
         ------
         ConfigError
             If the rate is not positive: the weights would be NaN.
         """
-        common = self._common(index)
+        common = self._common_parameters(index)
         if common[0] <= 0:
             name = type(self).__name__
             raise ConfigError(f"{name} needs a learning rate above 0, key {index!r} has {common[0]}")
         return common
 
-    def _apply(
+    def _apply_rule(
         self, index: Index, weight: Array, grad: Any, master: Array | None, states: tuple[Array, ...]
     ) -> None:
         check_fit(grad, weight)
         rule = kernels.cpu.rule_id(self.rule())
         params = self.advance(index, weight)
         if isinstance(grad, np.ndarray) or self.sparse_mode(False) == "dense":
-            kernels.cpu.update([(rule, params, [contiguous(grad)], weight, master, states, [])])
+            kernels.cpu.update([(rule, params, [contiguous_gradient(grad)], weight, master, states, [])])
             return
         kernels.cpu.update_rows(rule, params, [grad.data], [None], grad.indices, weight, master, states)
 
@@ -146,16 +146,16 @@ class WholeTensorOptimizer(BuiltInOptimizer):
     For 16-bit weights, the rule computes in float32: on their float32 copy, or on a temporary one.
     """
 
-    def _apply(
+    def _apply_rule(
         self, index: Index, weight: Array, grad: Any, master: Array | None, states: tuple[Array, ...]
     ) -> None:
         check_fit(grad, weight)
         if not is_half(weight.dtype):
-            self.step(index, weight, self._wide(grad), states)
+            self.step(index, weight, self._wide_gradient(grad), states)
             return
-        wide = widened(weight) if master is None else master
-        held = tuple(widened(state) for state in states) if master is None else states
-        self.step(index, wide, self._wide(grad), held)
+        wide = widened_copy(weight) if master is None else master
+        held = tuple(widened_copy(state) for state in states) if master is None else states
+        self.step(index, wide, self._wide_gradient(grad), held)
         kernels.cpu.cast(wide, weight)
         if master is None:
             for state, value in zip(states, held, strict=True):
@@ -165,10 +165,10 @@ class WholeTensorOptimizer(BuiltInOptimizer):
         """Count one update of a key and apply it; all arrays are float32, or all float64."""
         raise NotImplementedError
 
-    def _wide(self, grad: Any) -> Any:
+    def _wide_gradient(self, grad: Any) -> Any:
         """Return a gradient in the precision of the computation."""
-        plain = contiguous(grad)
-        return widened(plain) if is_half(plain.dtype) else plain
+        plain = contiguous_gradient(grad)
+        return widened_copy(plain) if is_half(plain.dtype) else plain
 
 
 def arrays_of(state: Any) -> tuple[Any, ...]:
@@ -180,10 +180,10 @@ def arrays_of(state: Any) -> tuple[Any, ...]:
     return (state,)
 
 
-def mapped(state: Any, change: Callable[[Any], Any]) -> Any:
+def map_state(state: Any, change: Callable[[Any], Any]) -> Any:
     """Return a state of the same form, with each array changed."""
     if isinstance(state, tuple):
-        return tuple(mapped(part, change) for part in state)
+        return tuple(map_state(part, change) for part in state)
     return None if state is None else change(state)
 
 
@@ -195,11 +195,11 @@ def check_fit(grad: Any, weight: Array) -> None:
         raise DTypeError(f"a gradient of type {grad.dtype} does not fit a weight of type {weight.dtype}")
 
 
-def contiguous(grad: Any) -> Array:
+def contiguous_gradient(grad: Any) -> Array:
     """Return a gradient as the dense array that kernels take."""
-    return np.ascontiguousarray(dense(grad))
+    return np.ascontiguousarray(dense_gradient(grad))
 
 
-def widened(array: Array) -> Array:
+def widened_copy(array: Array) -> Array:
     """Return a float32 copy."""
     return array.astype(np.float32)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .optimizer import Optimizer
 
 
-class Revision:
+class SettingsRevision:
     """A number that is different after each change of a setting in this process."""
 
     __slots__ = ("number",)
@@ -28,7 +28,7 @@ class Revision:
         self.number = 0
 
 
-REVISION = Revision()
+REVISION = SettingsRevision()
 _NUMBERS = itertools.count(1)
 #: No value of `REVISION`.
 _NEVER = -1
@@ -75,12 +75,12 @@ class SettingTable(dict[Any, Any]):
         self.name = name
         self.update(checks.pairs(name, value))
 
-    def _checked(self, key: Any, value: Any) -> tuple[Any, Any]:
+    def _checked_entry(self, key: Any, value: Any) -> tuple[Any, Any]:
         plain = checks.key(self.name, key)
         return plain, self.check(f"{self.name}[{plain!r}]", value)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        entry = self._checked(key, value)
+        entry = self._checked_entry(key, value)
         begin_change()
         super().__setitem__(*entry)
         note_change()
@@ -92,7 +92,7 @@ class SettingTable(dict[Any, Any]):
 
     def update(self, *tables: Any, **entries: Any) -> None:
         """Set entries. If one of them is not valid, none changes."""
-        checked = [self._checked(*entry) for entry in dict(*tables, **entries).items()]
+        checked = [self._checked_entry(*entry) for entry in dict(*tables, **entries).items()]
         begin_change()
         super().update(checked)
         note_change()
@@ -151,30 +151,30 @@ class WatchedOptimizer:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self.note(optimizer.get_config(), _NEVER)
+        self.note_config(optimizer.get_config(), _NEVER)
 
-    def changed(self) -> tuple[dict[str, Any], dict[str, Any], int]:
-        """Return the changed settings, for `Optimizer.configure`, and the arguments of `note`."""
+    def changed_settings(self) -> tuple[dict[str, Any], dict[str, Any], int]:
+        """Return the changed settings, for `Optimizer.configure`, and the arguments of `note_config`."""
         number = REVISION.number  # first: the next push finds concurrent changes
         config = self.optimizer.get_config()
-        return differing(config, self._sent), config, number
+        return differing_settings(config, self._sent), config, number
 
-    def note(self, config: Mapping[str, Any], number: int) -> None:
+    def note_config(self, config: Mapping[str, Any], number: int) -> None:
         """Record that the store has this configuration."""
         self._sent = config
         # Multipliers of the caller's objects can change without a call of this module.
         self.seen = _NEVER if self.optimizer.param_dict else number
 
-    def apply(self, changes: Mapping[str, Any]) -> None:
+    def apply_changes(self, changes: Mapping[str, Any]) -> None:
         """Apply changes to the caller's object that the store has made already."""
         try:
             self.optimizer.configure(**changes)
         except ConfigError:  # another worker has replaced the schedule that this object still has
             self.optimizer.configure(**{"lr_scheduler": None, **changes})
-        self.note(self.optimizer.get_config(), _NEVER)
+        self.note_config(self.optimizer.get_config(), _NEVER)
 
 
-def differing(config: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+def differing_settings(config: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a configuration that differ from another one of the same class."""
     changes = {name: value for name, value in config.items() if value != before[name]}
     if "lr_scheduler" in changes:  # one setting with the rate: see `configure`

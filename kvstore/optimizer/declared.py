@@ -45,14 +45,14 @@ class DeclaredOptimizer(Optimizer):
         cls._declared = {name: value for table in (*above, own) for name, value in table.items()}
         cls.settings = {**{name: value.check for name, value in own.items()}, **vars(cls).get("settings", {})}
         if own and "__init__" not in vars(cls):
-            cls.__init__ = _constructor(cls._declared)  # type: ignore[method-assign]
+            cls.__init__ = _make_constructor(cls._declared)  # type: ignore[method-assign]
         super().__init_subclass__(**kwargs)
 
     def __post_init__(self) -> None:
         """Finish the construction, after all settings are assigned; a hook for subclasses."""
 
 
-def _constructor(declared: Mapping[str, DeclaredSetting]) -> Callable[..., None]:
+def _make_constructor(declared: Mapping[str, DeclaredSetting]) -> Callable[..., None]:
     made = inspect.Parameter
     usual = made.POSITIONAL_OR_KEYWORD
     own = [made(n, usual, default=one.default, annotation=one.annotation) for n, one in declared.items()]
@@ -65,7 +65,7 @@ def _constructor(declared: Mapping[str, DeclaredSetting]) -> Callable[..., None]
         given.apply_defaults()
         self, learning_rate, *values, others = given.arguments.values()
         Optimizer.__init__(self, learning_rate=learning_rate, **others)
-        self._keep(**dict(zip(declared, values, strict=True)))
+        self._store_settings(**dict(zip(declared, values, strict=True)))
         self.__post_init__()
 
     __init__.__signature__ = signature  # type: ignore[attr-defined]

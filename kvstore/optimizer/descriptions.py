@@ -14,7 +14,7 @@ _TABLES = ("lr_mult", "wd_mult", "param_idx2name")
 _MISSING: Any = object()
 
 
-class Describable(Protocol):
+class DescribableOptimizer(Protocol):
     """An optimizer; the scheduler uses its texts only, and imports no optimizer."""
 
     def describe(self) -> dict[str, Any]:
@@ -24,7 +24,7 @@ class Describable(Protocol):
         """Return its settings with these names."""
 
 
-def text_of(optimizer: Describable) -> str:
+def text_of(optimizer: DescribableOptimizer) -> str:
     """Return the name and the settings of an optimizer as JSON; equal optimizers have equal texts.
 
     Raises
@@ -36,13 +36,13 @@ def text_of(optimizer: Describable) -> str:
     odd = next((entry for entry in described["config"].items() if not _is_json(entry[1])), None)
     if odd is not None:
         raise ConfigError(
-            f"{type(optimizer).__name__} cannot be saved or sent: its setting {odd[0]} is {_short(odd[1])}, "
-            "which JSON cannot represent; use numbers, strings, lists and dicts"
+            f"{type(optimizer).__name__} cannot be saved or sent: its setting {odd[0]} is "
+            f"{_short_text(odd[1])}, which JSON cannot represent; use numbers, strings, lists and dicts"
         )
     return json.dumps(described, sort_keys=True)
 
 
-def changes_of(optimizer: Describable, changes: Iterable[str]) -> str:
+def changes_of(optimizer: DescribableOptimizer, changes: Iterable[str]) -> str:
     """Return the settings with these names as JSON, as in `text_of`: a record of changes.
 
     Raises
@@ -54,7 +54,7 @@ def changes_of(optimizer: Describable, changes: Iterable[str]) -> str:
     return json.dumps(config, sort_keys=True)
 
 
-def changed(text: str, changes: str) -> str:
+def changed_text(text: str, changes: str) -> str:
     """Return the text of an optimizer after a change that `changes_of` has described.
 
     Raises
@@ -67,7 +67,7 @@ def changed(text: str, changes: str) -> str:
         described, config = json.loads(text), dict(json.loads(changes))
         before = dict(described["config"] or {})
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ConfigError(f"this is not a change of an optimizer: {_short(changes)}") from error
+        raise ConfigError(f"this is not a change of an optimizer: {_short_text(changes)}") from error
     if _has_schedule(described, config):
         raise ConfigError(
             "the learning rate is that of a schedule, which another worker has set: pass a new lr_scheduler, "
@@ -93,7 +93,7 @@ def _is_json(value: Any) -> bool:
     return True
 
 
-def conflict(there: str, by: int, here: str, rank: int) -> str:
+def describe_conflict(there: str, by: int, here: str, rank: int) -> str:
     """Return the differences between the optimizer of worker `by` and that of worker `rank`.
 
     Parameters
@@ -103,7 +103,7 @@ def conflict(there: str, by: int, here: str, rank: int) -> str:
         could send, raise no error.
     """
     try:
-        what = _found(json.loads(there or "{}"), by, json.loads(here or "{}"), rank)
+        what = _describe_found(json.loads(there or "{}"), by, json.loads(here or "{}"), rank)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         what = [f"worker {by} has set one, and worker {rank} another one, in an unknown format"]
     more = f"; and {len(what) - _SHOWN} more" if len(what) > _SHOWN else ""
@@ -113,26 +113,28 @@ def conflict(there: str, by: int, here: str, rank: int) -> str:
     )
 
 
-def _found(theirs: Mapping[str, Any], by: int, ours: Mapping[str, Any], rank: int) -> list[str]:
+def _describe_found(theirs: Mapping[str, Any], by: int, ours: Mapping[str, Any], rank: int) -> list[str]:
     if theirs.get("name") != ours.get("name"):
-        return [f"{_named(theirs)} on worker {by} and {_named(ours)} on worker {rank}"]
-    rule = _named(theirs)
-    return [f"{rule} has {difference}" for difference in _differences(theirs, by, ours, rank)]
+        return [f"{_named_settings(theirs)} on worker {by} and {_named_settings(ours)} on worker {rank}"]
+    rule = _named_settings(theirs)
+    return [f"{rule} has {difference}" for difference in _list_differences(theirs, by, ours, rank)]
 
 
-def _named(described: Mapping[str, Any]) -> str:
+def _named_settings(described: Mapping[str, Any]) -> str:
     return repr(described["name"]) if described else "no optimizer"
 
 
-def _differences(theirs: Mapping[str, Any], by: int, ours: Mapping[str, Any], rank: int) -> Iterator[str]:
-    before, now = _flat(theirs["config"] or {}), _flat(ours["config"] or {})
+def _list_differences(
+    theirs: Mapping[str, Any], by: int, ours: Mapping[str, Any], rank: int
+) -> Iterator[str]:
+    before, now = _flat_config(theirs["config"] or {}), _flat_config(ours["config"] or {})
     for name in [*before, *(name for name in now if name not in before)]:
         one, other = before.get(name, _MISSING), now.get(name, _MISSING)
         if one != other:
-            yield f"{name} {_short(one)} on worker {by} and {_short(other)} on worker {rank}"
+            yield f"{name} {_short_text(one)} on worker {by} and {_short_text(other)} on worker {rank}"
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+def _flat_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with an entry for each entry of a table, and of a schedule."""
     flat: dict[str, Any] = {}
     for name, value in config.items():
@@ -146,6 +148,6 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _short(value: Any) -> str:
+def _short_text(value: Any) -> str:
     text = "not set" if value is _MISSING else repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -16,7 +16,7 @@ from . import checks
 from .changes import REVISION, FactorTable, NameTable, ParameterTable, begin_change, note_change
 from .checks import Settings
 from .lr_scheduler import LRScheduler, Schedule, from_config
-from .registry import Registrable, create, register
+from .registry import RegistrableOptimizer, create, register
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -46,7 +46,7 @@ class _ScheduleConflict(ConfigError, UserWarning):
     """The rate is that of the schedule. MXNet raises UserWarning here, so this is a UserWarning, too."""
 
 
-class Optimizer(Registrable):
+class Optimizer(RegistrableOptimizer):
     """Base class of all optimizers, also of user-defined ones.
 
     Parameters
@@ -143,7 +143,7 @@ class Optimizer(Registrable):
             first_wins |= {k: v for k, v in _own_defaults(base).items() if k not in first_wins}
         cls.defaults = first_wins
         cls.keywords = frozenset(cls.defaults)
-        cls._watched = _watched(cls)
+        cls._watched = _setting_checks(cls)
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Optimizer(Registrable):
         **unknown: Any,
     ) -> None:
         _refuse_unknown(type(self), unknown)
-        self._keep(
+        self._store_settings(
             rescale_grad=rescale_grad,
             wd=wd,
             clip_gradient=clip_gradient,
@@ -178,16 +178,16 @@ class Optimizer(Registrable):
         self.num_update: int = self.begin_num_update
         self._index_update_count: dict[Index, int] = {}
         self._warned_of_halves = False
-        self._keep_rate(learning_rate, lr_scheduler)
+        self._store_rate(learning_rate, lr_scheduler)
 
     def __setattr__(self, name: str, value: Any) -> None:
         check = self._watched.get(name)
         if check is None:
             object.__setattr__(self, name, value)
         else:
-            self._assign(name, check(name, value))
+            self._assign_setting(name, check(name, value))
 
-    def _assign(self, name: str, value: Any) -> None:
+    def _assign_setting(self, name: str, value: Any) -> None:
         """Set an attribute that is a setting to a checked value; an equal scalar is not a change."""
         before = vars(self).get(name, _ABSENT)
         comparable = type(before) is type(value) and (value is None or isinstance(value, _SCALARS))
@@ -285,7 +285,7 @@ class Optimizer(Registrable):
             self.update(index, weight, grad, state)
             return
         master, inner = state
-        self.update(index, master, dense(grad).astype(np.float32), inner)
+        self.update(index, master, dense_gradient(grad).astype(np.float32), inner)
         weight[...] = master.astype(weight.dtype)
 
     # ------------------------------------------------------------------------------ rates and counts
@@ -318,11 +318,11 @@ class Optimizer(Registrable):
             Factors by key, or by a name of `param_idx2name`. The factor of a key is
             ``param_dict[key].lr_mult`` if it exists, else that of the key, else that of its name, else 1.
         """
-        self._keep(lr_mult=args_lr_mult)
+        self._store_settings(lr_mult=args_lr_mult)
 
     def set_wd_mult(self, args_wd_mult: Mapping[Index, float]) -> None:
         """Replace the multipliers of the weight decay; see `set_lr_mult`."""
-        self._keep(wd_mult=args_wd_mult)
+        self._store_settings(wd_mult=args_wd_mult)
 
     def _update_count(self, index: Index) -> int:
         """Count one update of a key and return its number."""
@@ -334,28 +334,28 @@ class Optimizer(Registrable):
 
     def _get_lr(self, index: Index) -> float:
         """Return the rate of a key, with its multiplier."""
-        return self._rates(index)[0]
+        return self._key_rates(index)[0]
 
     def _get_wd(self, index: Index) -> float:
         """Return the weight decay of a key, with its multiplier."""
-        return self._rates(index)[1]
+        return self._key_rates(index)[1]
 
-    def _rates(self, index: Index) -> tuple[float, float]:
-        lr = self.lr if self.lr_scheduler is None else self._scheduled()
+    def _key_rates(self, index: Index) -> tuple[float, float]:
+        lr = self.lr if self.lr_scheduler is None else self._scheduled_rate()
         if not (self.lr_mult or self.wd_mult or self.param_dict):
             return lr, self.wd
         if index in self.param_dict:
             parameter = self.param_dict[index]
             return lr * parameter.lr_mult, self.wd * parameter.wd_mult
-        return lr * self._factor(self.lr_mult, index), self.wd * self._factor(self.wd_mult, index)
+        return lr * self._key_factor(self.lr_mult, index), self.wd * self._key_factor(self.wd_mult, index)
 
-    def _factor(self, table: dict[Index, float], index: Index) -> float:
+    def _key_factor(self, table: dict[Index, float], index: Index) -> float:
         if index in table:
             return table[index]
         name = self.idx2name.get(index)
         return 1.0 if name is None else table.get(name, 1.0)
 
-    def _scheduled(self) -> float:
+    def _scheduled_rate(self) -> float:
         # All keys of a step have the same update number: the curve is computed once.
         if self._rate_at != (self.num_update, REVISION.number):
             assert self.lr_scheduler is not None
@@ -375,7 +375,7 @@ class Optimizer(Registrable):
         ConfigError
             If the optimizer does not keep an argument as an attribute, or the schedule is a plain callable.
         """
-        config = {name: self._described(name) for name in sorted(self.keywords - _IGNORED)}
+        config = {name: self._described_setting(name) for name in sorted(self.keywords - _IGNORED)}
         for name, attribute in (("lr_mult", self.lr_mult), ("wd_mult", self.wd_mult)):
             own = {key: float(getattr(parameter, name)) for key, parameter in self.param_dict.items()}
             config[name] = [[key, factor] for key, factor in {**attribute, **own}.items()]
@@ -390,7 +390,7 @@ class Optimizer(Registrable):
         try:
             config = self.get_config()
         except ConfigError:  # possibly of another setting
-            config = {name: self._described(name) for name in wanted}
+            config = {name: self._described_setting(name) for name in wanted}
         return {name: config[name] for name in wanted}
 
     def configure(self, **changes: Any) -> None:
@@ -407,25 +407,25 @@ class Optimizer(Registrable):
             If a name is unknown, a value is out of range, the optimizer has a schedule and gets a
             `learning_rate`, or a change after the first update needs states of another form.
         """
-        checked = {name: self._checked(name, value) for name, value in changes.items()}
+        checked = {name: self._checked_setting(name, value) for name, value in changes.items()}
         self._refuse_new_structure(checked)
         if changes.keys() & {"learning_rate", "lr_scheduler"}:
             self._change_rate(changes, checked)
         if "param_idx2name" in checked:
             self.idx2name = checked.pop("param_idx2name")
         for name, value in checked.items():
-            self._assign(name, value)
+            self._assign_setting(name, value)
         if not self._index_update_count:
             self.num_update = self.begin_num_update
 
-    def _checked(self, name: str, value: Any) -> Any:
+    def _checked_setting(self, name: str, value: Any) -> Any:
         known = self.keywords - _IGNORED
         if name not in known:
             hint = f"{nearest(name, known, _SYNONYMS)}; known: {', '.join(sorted(known))}"
             raise ConfigError(f"{type(self).__name__} has no setting {name!r}{hint}")
         if name == "lr_scheduler":
             return as_schedule(value)
-        return self.settings.get(name, _plain)(name, value)
+        return self.settings.get(name, _plain_setting)(name, value)
 
     def _refuse_new_structure(self, checked: Mapping[str, Any]) -> None:
         if not self._index_update_count:
@@ -450,19 +450,19 @@ class Optimizer(Registrable):
             )
         if schedule is None and rate is None:
             rate = self.learning_rate
-        self._keep_rate(rate, schedule)
+        self._store_rate(rate, schedule)
 
-    def _keep_rate(self, learning_rate: float | None, schedule: Any) -> None:
+    def _store_rate(self, learning_rate: float | None, schedule: Any) -> None:
         rate = self.settings["learning_rate"]("learning_rate", learning_rate)
-        self._assign("lr_scheduler", _with_rate(as_schedule(schedule), rate))
-        self._assign("lr", self.default_learning_rate if rate is None else rate)
+        self._assign_setting("lr_scheduler", _with_rate(as_schedule(schedule), rate))
+        self._assign_setting("lr", self.default_learning_rate if rate is None else rate)
 
-    def _keep(self, **values: Any) -> None:
+    def _store_settings(self, **values: Any) -> None:
         """Check settings and store them as attributes."""
         for name, value in values.items():
             setattr(self, name, self.settings[name](name, value))
 
-    def _described(self, name: str) -> Any:
+    def _described_setting(self, name: str) -> Any:
         if name == "learning_rate":
             return self.lr if self.lr_scheduler is None else None
         if name == "lr_scheduler":
@@ -478,10 +478,14 @@ class Optimizer(Registrable):
             ) from None
 
     def __repr__(self) -> str:
-        shown = {"learning_rate": self.learning_rate, **self._shown(), "num_update": self.num_update}
+        shown = {
+            "learning_rate": self.learning_rate,
+            **self._shown_arguments(),
+            "num_update": self.num_update,
+        }
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
-    def _shown(self) -> dict[str, Any]:
+    def _shown_arguments(self) -> dict[str, Any]:
         """Return the rule's own arguments, the weight decay, and others that differ from the default."""
         common = Optimizer.defaults
         values = {name: getattr(self, name, _ABSENT) for name in self.defaults if name not in _NOT_SHOWN}
@@ -511,11 +515,11 @@ def _refuse_unknown(kind: type[Optimizer], unknown: Mapping[str, Any]) -> None:
         raise ArgumentError(f"{kind.__name__} has no keyword {name!r}{hint}; it takes {known}")
 
 
-def _plain(name: str, value: Any) -> Any:
+def _plain_setting(name: str, value: Any) -> Any:
     return checks.plain(value)
 
 
-def _watched(kind: type[Optimizer]) -> Settings:
+def _setting_checks(kind: type[Optimizer]) -> Settings:
     """Return the check of each attribute in which an optimizer of this class stores a setting."""
     others: Settings = {
         "lr": lambda _, value: checks.finite("learning_rate", value),
@@ -524,12 +528,12 @@ def _watched(kind: type[Optimizer]) -> Settings:
         "param_dict": ParameterTable,
     }
     aliased = _IGNORED | {"learning_rate", "param_idx2name"}
-    return {name: kind.settings.get(name, _plain) for name in kind.keywords - aliased} | dict(others)
+    return {name: kind.settings.get(name, _plain_setting) for name in kind.keywords - aliased} | dict(others)
 
 
 Optimizer.defaults = _own_defaults(Optimizer)
 Optimizer.keywords = frozenset(Optimizer.defaults)
-Optimizer._watched = _watched(Optimizer)
+Optimizer._watched = _setting_checks(Optimizer)
 
 
 def as_schedule(value: Any) -> Schedule | None:
@@ -572,6 +576,6 @@ def is_half(dtype: np.dtype[Any]) -> bool:
     return dtype.itemsize == 2 and dtype.name in HALVES
 
 
-def dense(grad: Any) -> Array:
+def dense_gradient(grad: Any) -> Array:
     """Return a gradient as an ndarray; missing rows of a row-sparse gradient are zero."""
     return grad if isinstance(grad, np.ndarray) else grad.todense()

@@ -25,7 +25,7 @@ _RETIRED = {
 }
 
 
-class Registrable:
+class RegistrableOptimizer:
     """Base of `Optimizer`: classes that `register` accepts and `from_config` creates again."""
 
     def get_config(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def find(name: str) -> type[Optimizer]:
     return klass
 
 
-def name_of(klass: type[Registrable]) -> str:
+def name_of(klass: type[RegistrableOptimizer]) -> str:
     """Return the name under which `klass` is registered."""
     name = klass.__name__.lower()
     if _registry.get(name) is not klass:
@@ -141,4 +141,4 @@ def name_of(klass: type[Registrable]) -> str:
 
 
 def _is_registrable(klass: Any) -> bool:
-    return inspect.isclass(klass) and issubclass(klass, Registrable)
+    return inspect.isclass(klass) and issubclass(klass, RegistrableOptimizer)

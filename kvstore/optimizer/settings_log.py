@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..errors import ConfigError
-from .descriptions import changed
+from .descriptions import changed_text
 
 #: Kinds of changes: another optimizer, or None; settings of the optimizer; its update counts; states are kept
 #: for one more round.
@@ -36,7 +36,7 @@ class SettingsAt(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Change:
+class SettingsChange:
     """One change of a worker; workers that make the same change at the same place share it."""
 
     kind: str
@@ -74,7 +74,7 @@ class SettingsLog:
     """
 
     def __init__(self) -> None:
-        self.changes: list[Change] = []
+        self.changes: list[SettingsChange] = []
         self.first = SettingsAt()
         self._numbers = self._epochs = 0
         #: By rank: the place of its last changes, and how often the worker has made each of them there.
@@ -85,20 +85,20 @@ class SettingsLog:
         """Return the settings after all changes."""
         return self.changes[-1].settings if self.changes else self.first
 
-    def find(self, rank: int, place: int, kind: str, ordinal: int, text: str) -> Change | None:
+    def find(self, rank: int, place: int, kind: str, ordinal: int, text: str) -> SettingsChange | None:
         """Return the equal change of another worker at this place, or None."""
         times = self._count_of(rank, place, (kind, ordinal, text))
-        begin = bisect.bisect_left(self.changes, place, key=_place)
-        end = bisect.bisect_right(self.changes, place, key=_place)
+        begin = bisect.bisect_left(self.changes, place, key=_change_place)
+        end = bisect.bisect_right(self.changes, place, key=_change_place)
         there = (one for one in self.changes[begin:end] if one.is_like(kind, ordinal, text))
         return next((one for one in there if one.times == times), None)
 
-    def share(self, change: Change, rank: int) -> list[Change]:
+    def share(self, change: SettingsChange, rank: int) -> list[SettingsChange]:
         """Let a worker share a change. The shared change has the later of its two places in the order.
 
         Returns the changes with different resulting settings.
         """
-        self._note(rank, change)
+        self._note_change(rank, change)
         self._numbers += 1
         if rank <= change.rank:
             return []
@@ -106,16 +106,18 @@ class SettingsLog:
         begin = self.changes.index(change)
         del self.changes[begin]
         change.rank, change.number = rank, self._numbers
-        bisect.insort(self.changes, change, key=Change.key)
+        bisect.insort(self.changes, change, key=SettingsChange.key)
         try:
-            told = self._recompute(begin)
+            told = self._recompute_from(begin)
         except ConfigError:
             self.changes, (change.rank, change.number) = before, key
-            self._recompute(begin)
+            self._recompute_from(begin)
             return []
         return told if self.settings_at(change.place) == held else [change, *told]
 
-    def add(self, rank: int, place: int, kind: str, ordinal: int, text: str) -> tuple[Change, list[Change]]:
+    def add(
+        self, rank: int, place: int, kind: str, ordinal: int, text: str
+    ) -> tuple[SettingsChange, list[SettingsChange]]:
         """Add a change; return it, and the changes with different resulting settings.
 
         Raises
@@ -126,15 +128,17 @@ class SettingsLog:
         """
         self._numbers += 1
         times = self._count_of(rank, place, (kind, ordinal, text))
-        change = Change(kind, place, ordinal, text, rank, self._numbers, times)
+        change = SettingsChange(kind, place, ordinal, text, rank, self._numbers, times)
         if kind in NEW or kind == COUNTS:
             self._epochs += 1
             change.epoch = self._epochs
-        told = self._insert(change)
-        self._note(rank, change)
+        told = self._insert_change(change)
+        self._note_change(rank, change)
         return change, told
 
-    def withdraw(self, change: Change) -> tuple[list[Change], dict[Change, ConfigError]]:
+    def withdraw(
+        self, change: SettingsChange
+    ) -> tuple[list[SettingsChange], dict[SettingsChange, ConfigError]]:
         """Remove a change, and those that are invalid without it.
 
         Returns the changes with different resulting settings, and the other removed changes, each with the
@@ -142,17 +146,17 @@ class SettingsLog:
         """
         at = self.changes.index(change)
         del self.changes[at]
-        dropped: dict[Change, ConfigError] = {}
-        told = self._recompute(at, dropped)
+        dropped: dict[SettingsChange, ConfigError] = {}
+        told = self._recompute_from(at, dropped)
         self.changes = [one for one in self.changes if one not in dropped]
         return told, dropped
 
     def settings_at(self, place: int) -> SettingsAt:
         """Return the settings at a place of the program, after all changes there."""
-        at = bisect.bisect_right(self.changes, place, key=_place)
+        at = bisect.bisect_right(self.changes, place, key=_change_place)
         return self.changes[at - 1].settings if at else self.first
 
-    def settings_for(self, change: Change) -> SettingsAt:
+    def settings_for(self, change: SettingsChange) -> SettingsAt:
         """Return the settings of the optimizer that a change belongs to, at the place of the change."""
         after = (change.place, change.ordinal + 1)
         at = bisect.bisect_left(self.changes, after, key=_place_and_ordinal)
@@ -167,7 +171,7 @@ class SettingsLog:
         made = self._made.get(rank)
         return -1 if made is None else made[0]
 
-    def cut(self, keep: int, passed: int) -> list[Change]:
+    def drop_old(self, keep: int, passed: int) -> list[SettingsChange]:
         """Drop old changes; return them, oldest first.
 
         Parameters
@@ -177,9 +181,9 @@ class SettingsLog:
         passed : int
             Changes at this place and at later places are kept.
         """
-        end = min(len(self.changes) - keep, bisect.bisect_left(self.changes, passed, key=_place))
+        end = min(len(self.changes) - keep, bisect.bisect_left(self.changes, passed, key=_change_place))
         if 0 < end < len(self.changes):  # either all changes of a place are kept, or none
-            end = bisect.bisect_left(self.changes, self.changes[end].place, key=_place)
+            end = bisect.bisect_left(self.changes, self.changes[end].place, key=_change_place)
         if end <= 0:
             return []
         dropped = self.changes[:end]
@@ -192,7 +196,7 @@ class SettingsLog:
         last, made = self._made.get(rank, (-1, {}))
         return made.get(what, 0) if last == place else 0
 
-    def _note(self, rank: int, change: Change) -> None:
+    def _note_change(self, rank: int, change: SettingsChange) -> None:
         place, made = self._made.get(rank, (-1, {}))
         if place != change.place:
             made = {}
@@ -200,24 +204,26 @@ class SettingsLog:
         made[what] = made.get(what, 0) + 1
         self._made[rank] = change.place, made
 
-    def _insert(self, change: Change) -> list[Change]:
-        at = bisect.bisect_left(self.changes, change.key(), key=Change.key)
+    def _insert_change(self, change: SettingsChange) -> list[SettingsChange]:
+        at = bisect.bisect_left(self.changes, change.key(), key=SettingsChange.key)
         self.changes.insert(at, change)
         try:
-            return self._recompute(at)
+            return self._recompute_from(at)
         except ConfigError:
             del self.changes[at]
-            self._recompute(at)
+            self._recompute_from(at)
             raise
 
-    def _recompute(self, begin: int, dropped: dict[Change, ConfigError] | None = None) -> list[Change]:
+    def _recompute_from(
+        self, begin: int, dropped: dict[SettingsChange, ConfigError] | None = None
+    ) -> list[SettingsChange]:
         """Compute the settings from a change on; return the changes with different resulting settings.
 
         An invalid change is skipped, and added to `dropped` with its error; if `dropped` is None, the error
         is raised.
         """
         settings = self.changes[begin - 1].settings if begin else self.first
-        told: list[Change] = []
+        told: list[SettingsChange] = []
         for change in self.changes[begin:]:
             try:
                 settings = _settings_after(settings, change)
@@ -232,15 +238,15 @@ class SettingsLog:
         return told
 
 
-def _place(change: Change) -> int:
+def _change_place(change: SettingsChange) -> int:
     return change.place
 
 
-def _place_and_ordinal(change: Change) -> tuple[int, int]:
+def _place_and_ordinal(change: SettingsChange) -> tuple[int, int]:
     return change.place, change.ordinal
 
 
-def _settings_after(before: SettingsAt, change: Change) -> SettingsAt:
+def _settings_after(before: SettingsAt, change: SettingsChange) -> SettingsAt:
     """Return the settings after a change; a change that belongs to an earlier optimizer has no effect."""
     if change.kind == STEPS:
         return before._replace(keeps_states=True)
@@ -252,4 +258,4 @@ def _settings_after(before: SettingsAt, change: Change) -> SettingsAt:
         return before
     if change.kind == COUNTS:
         return before._replace(epoch=change.epoch)
-    return before._replace(text=changed(before.text, change.text))
+    return before._replace(text=changed_text(before.text, change.text))

@@ -30,7 +30,7 @@ _DTYPES = frozenset(
 
 
 @dataclass(frozen=True)
-class Content:
+class StatesContent:
     """The checked content of a file of states."""
 
     states: dict[Index, State]
@@ -43,7 +43,7 @@ class Content:
 # ------------------------------------------------------------------------------------------------ packing
 
 
-def pack(states: Mapping[Index, State], optimizer: Optimizer, dump_optimizer: bool) -> bytes:
+def pack_states(states: Mapping[Index, State], optimizer: Optimizer, dump_optimizer: bool) -> bytes:
     """Return states, counts and, if requested, the optimizer as bytes.
 
     Raises
@@ -52,22 +52,22 @@ def pack(states: Mapping[Index, State], optimizer: Optimizer, dump_optimizer: bo
         If keys are of two kinds, a state contains other objects than arrays, or the optimizer cannot be
         described.
     """
-    content, tensors = describe(states, optimizer, dump_optimizer)
-    return tensor_file.packed(_FORMAT, content, tensors)
+    content, tensors = describe_states(states, optimizer, dump_optimizer)
+    return tensor_file.pack_file(_FORMAT, content, tensors)
 
 
-def describe(
+def describe_states(
     states: Mapping[Index, State], optimizer: Optimizer, dump_optimizer: bool
 ) -> tuple[str, dict[str, Array]]:
     """Return the content of a file as text, and its tensors, which can be the arrays of the states."""
     tensors: dict[str, Array] = {}
-    structure = [[_key(key), _outline(state, key, (), tensors)] for key, state in states.items()]
+    structure = [[_key_text(key), _state_outline(state, key, (), tensors)] for key, state in states.items()]
     counts = optimizer._index_update_count
     content = json.dumps(
         {
             "key_type": _key_type([*states, *counts]),
             "structure": structure,
-            "counts": [[_key(key), n] for key, n in counts.items()],
+            "counts": [[_key_text(key), n] for key, n in counts.items()],
             "num_update": optimizer.num_update,
             "rule": type(optimizer).__name__.lower(),
             "optimizer": json.loads(text_of(optimizer)) if dump_optimizer else None,
@@ -76,7 +76,7 @@ def describe(
     return content, tensors
 
 
-def _key(key: Index) -> Index:
+def _key_text(key: Index) -> Index:
     return key if isinstance(key, str) else int(key)
 
 
@@ -87,12 +87,12 @@ def _key_type(keys: list[Index]) -> str:
     return kinds.pop() if kinds else "str"
 
 
-def _outline(state: Any, key: Index, path: tuple[int, ...], tensors: dict[str, Array]) -> Any:
+def _state_outline(state: Any, key: Index, path: tuple[int, ...], tensors: dict[str, Array]) -> Any:
     """Return None, the name of an array's type, or a list of these; add the arrays to `tensors`."""
     if state is None:
         return None
     if isinstance(state, tuple):
-        return [_outline(part, key, (*path, i), tensors) for i, part in enumerate(state)]
+        return [_state_outline(part, key, (*path, i), tensors) for i, part in enumerate(state)]
     if not isinstance(state, np.ndarray) or state.dtype.name not in _DTYPES:
         what = f"an array of {state.dtype}" if isinstance(state, np.ndarray) else type(state).__name__
         raise ConfigError(
@@ -110,40 +110,40 @@ def _tensor_name(path: tuple[int, ...], key: Index) -> str:
 # ---------------------------------------------------------------------------------------------- unpacking
 
 
-def unpack(data: bytes) -> Content:
-    """Return the arguments of `pack`.
+def unpack_states(data: bytes) -> StatesContent:
+    """Return the arguments of `pack_states`.
 
     Raises
     ------
     StateFileError
-        If `data` is not an undamaged result of `pack`.
+        If `data` is not an undamaged result of `pack_states`.
     """
-    return tensor_file.unpacked(data, _FORMAT, parse)
+    return tensor_file.unpack_file(data, _FORMAT, parse_states)
 
 
-def parse(text: str, tensors: dict[str, Array]) -> Content:
-    """Return the arguments of `describe`; the tensors are copied, and removed from `tensors`."""
+def parse_states(text: str, tensors: dict[str, Array]) -> StatesContent:
+    """Return the arguments of `describe_states`; the tensors are copied, and removed from `tensors`."""
     content = json.loads(text)
     key_type = {"int": int, "str": str}[content["key_type"]]
     keys = [key for table in ("structure", "counts") for key, _ in content[table]]
     numbers = [content["num_update"], *(n for _, n in content["counts"])]
     if any(type(key) is not key_type for key in keys) or any(type(n) is not int or n < 0 for n in numbers):
         raise StateFileError("the optimizer states name keys or counts that cannot be")
-    states = {key: _built(outline, key, (), tensors) for key, outline in content["structure"]}
+    states = {key: _build_state(outline, key, (), tensors) for key, outline in content["structure"]}
     if tensors:
         raise StateFileError(
             f"the optimizer states hold tensors that belong to no key: {sorted(tensors)[:3]}"
         )
     made = content["optimizer"]
     optimizer = None if made is None else Optimizer.from_config(made["name"], made["config"])
-    return Content(states, dict(content["counts"]), content["num_update"], content["rule"], optimizer)
+    return StatesContent(states, dict(content["counts"]), content["num_update"], content["rule"], optimizer)
 
 
-def _built(outline: Any, key: Index, path: tuple[int, ...], tensors: dict[str, Array]) -> State:
+def _build_state(outline: Any, key: Index, path: tuple[int, ...], tensors: dict[str, Array]) -> State:
     if outline is None:
         return None
     if isinstance(outline, list):
-        return tuple(_built(part, key, (*path, i), tensors) for i, part in enumerate(outline))
+        return tuple(_build_state(part, key, (*path, i), tensors) for i, part in enumerate(outline))
     # a copy: the library returns views of read-only bytes
     array = pages.copy(tensors.pop(_tensor_name(path, key)))
     if outline == "bfloat16" and array.dtype == np.uint16:
@@ -158,12 +158,12 @@ def _built(outline: Any, key: Index, path: tuple[int, ...], tensors: dict[str, A
 # -------------------------------------------------------------------------------------------------- files
 
 
-def read(path: str | os.PathLike[str]) -> Content:
-    """Read the result of `pack` from a file; errors contain the name of the file."""
-    return tensor_file.read(os.fspath(path), _FORMAT, parse)
+def read_states(path: str | os.PathLike[str]) -> StatesContent:
+    """Read the result of `pack_states` from a file; errors contain the name of the file."""
+    return tensor_file.read_file(os.fspath(path), _FORMAT, parse_states)
 
 
-def write(path: str | os.PathLike[str], data: bytes) -> None:
+def write_states(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file atomically: it has its old or its new content at any time."""
     with atomic_replacement(path) as beside:
         beside.write_bytes(data)

@@ -45,7 +45,7 @@ class UpdateClock:
         self._epoch = epoch << TIME_BITS
 
     @classmethod
-    def of(cls, optimizer: Optimizer, epoch: int = 0) -> UpdateClock:
+    def from_optimizer(cls, optimizer: Optimizer, epoch: int = 0) -> UpdateClock:
         """Return a clock with the counts of an optimizer."""
         counts = optimizer._index_update_count
         return cls(optimizer.begin_num_update, counts, optimizer.num_update, epoch)
@@ -65,7 +65,7 @@ class UpdateClock:
             stamps.append(self._epoch | last)
         return stamps
 
-    def count(self, key: Index) -> None:
+    def count_push(self, key: Index) -> None:
         """Count a push of a key."""
         count = self.counts[key] = self.counts.get(key, self._begin) + 1
         if count > self.time:
@@ -79,7 +79,7 @@ class CallOrder:
         self._clock = UpdateClock()
         self._open: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()  # pushes that are not applied yet
 
-    def placed(
+    def timed_push(
         self, optimizer: Optimizer, keys: Iterable[Index], call: Callable[..., Any]
     ) -> Callable[..., Any]:
         """Return a push that is applied with the time of its call.
@@ -95,15 +95,15 @@ class CallOrder:
         if optimizer.lr_scheduler is None:
             return call
         if not self._open:  # the optimizer has the counts of all pushes
-            self._clock = UpdateClock.of(optimizer)
+            self._clock = UpdateClock.from_optimizer(optimizer)
         push = partial(call)  # a different object for each push
         self._open.add(push)
-        placed = partial(self._apply, optimizer, self._clock.time, push)
+        placed = partial(self._apply_at, optimizer, self._clock.time, push)
         for key in keys:
-            self._clock.count(key)
+            self._clock.count_push(key)
         return placed
 
-    def _apply(self, optimizer: Optimizer, time: int, push: Callable[..., Any], *arguments: Any) -> Any:
+    def _apply_at(self, optimizer: Optimizer, time: int, push: Callable[..., Any], *arguments: Any) -> Any:
         """Apply a push as if `time` were the largest update count; the caller has the store's lock."""
         now, optimizer.num_update = optimizer.num_update, time
         try:

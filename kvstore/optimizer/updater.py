@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from .. import kernels
 from ..errors import ArgumentError, ConfigError, ShapeError, StateFileError
-from .builtin import ElementwiseOptimizer, arrays_of, mapped
+from .builtin import ElementwiseOptimizer, arrays_of, map_state
 from .optimizer import Array, Index, Optimizer, State
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ Counts: TypeAlias = "tuple[dict[Index, int], int]"
 _MISSING: Any = object()
 
 
-class _Prepared(NamedTuple):
+class _PreparedUpdate(NamedTuple):
     """The cached results of `Updater.plan` for a key, valid while state and rule are the same."""
 
     state: State
@@ -72,7 +72,7 @@ class Updater:
             raise ArgumentError(f"an updater needs an Optimizer, not {type(optimizer).__name__}")
         self.optimizer = optimizer
         self.states: dict[Index, State] = {}
-        self._plans: dict[Index, _Prepared] = {}
+        self._plans: dict[Index, _PreparedUpdate] = {}
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Apply one update in place.
@@ -92,15 +92,15 @@ class Updater:
             If the arguments do not match. The update counts do not change.
         """
         if not isinstance(index, (list, tuple)):
-            self._update(_plain_key(index), grad, weight)
+            self._update_key(_plain_key(index), grad, weight)
             return
         counts = [len(one) if isinstance(one, (list, tuple)) else None for one in (index, grad, weight)]
         if len(set(counts)) > 1:
             raise ShapeError(f"a list of keys needs equally many gradients and weights, got {counts}")
         for one, its_grad, its_weight in zip(index, grad, weight, strict=True):
-            self._update(_plain_key(one), its_grad, its_weight)
+            self._update_key(_plain_key(one), its_grad, its_weight)
 
-    def _update(self, index: Index, grad: Any, weight: Array) -> None:
+    def _update_key(self, index: Index, grad: Any, weight: Array) -> None:
         optimizer = self.optimizer
         state = self.states.get(index, _MISSING)
         if state is _MISSING:
@@ -143,10 +143,10 @@ class Updater:
         optimizer: Any = self.optimizer
         entry = self._plans.get(index)
         if entry is None or entry.state is not state or entry.rule_name != optimizer.rule():
-            entry = self._prepare(index, weight, state)
+            entry = self._prepare_update(index, weight, state)
         return entry.rule, optimizer.advance(index, weight), entry.master, entry.states
 
-    def _prepare(self, index: Index, weight: Array, state: Any) -> _Prepared:
+    def _prepare_update(self, index: Index, weight: Array, state: Any) -> _PreparedUpdate:
         optimizer = self.optimizer
         if not (isinstance(optimizer, ElementwiseOptimizer) and optimizer.fused):
             raise ConfigError(f"{type(optimizer).__name__} has no compiled element-wise rule to plan with")
@@ -157,7 +157,7 @@ class Updater:
         check_states(optimizer, index, weight, master, arrays)
         self.states[index] = state
         rule = optimizer.rule()
-        self._plans[index] = _Prepared(state, rule, kernels.cpu.rule_id(rule), master, arrays)
+        self._plans[index] = _PreparedUpdate(state, rule, kernels.cpu.rule_id(rule), master, arrays)
         return self._plans[index]
 
     def follow(self, index: Index, weight: Array) -> None:
@@ -195,7 +195,7 @@ class Updater:
         """
         from . import states
 
-        return states.pack(self.states, self.optimizer, dump_optimizer)
+        return states.pack_states(self.states, self.optimizer, dump_optimizer)
 
     def set_states(self, data: bytes) -> None:
         """Load states and update counts that `get_states` returned. If they are not valid, nothing changes.
@@ -213,13 +213,13 @@ class Updater:
         """
         from . import states
 
-        self.adopt(states.unpack(data))
+        self.adopt(states.unpack_states(data))
 
     def save(self, path: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
         """Write the result of `get_states` to a file, atomically."""
         from . import states
 
-        states.write(path, self.get_states(dump_optimizer))
+        states.write_states(path, self.get_states(dump_optimizer))
 
     def load(self, path: str | os.PathLike[str], weights: Mapping[Index, Array] | None = None) -> None:
         """Read a file that `save` wrote; see `set_states`.
@@ -241,9 +241,9 @@ class Updater:
         """
         from . import states
 
-        self.adopt(states.read(path), weights)
+        self.adopt(states.read_states(path), weights)
 
-    def adopt(self, content: states.Content, weights: Mapping[Index, Array] | None = None) -> None:
+    def adopt(self, content: states.StatesContent, weights: Mapping[Index, Array] | None = None) -> None:
         """Set the states from the content of a file; see `load`.
 
         Raises
@@ -262,22 +262,23 @@ class Updater:
         self.restore_counts((content.counts, content.num_update))
 
 
-def _check_forms(content: states.Content, optimizer: Optimizer, weights: Mapping[Index, Array]) -> None:
+def _check_forms(content: states.StatesContent, optimizer: Optimizer, weights: Mapping[Index, Array]) -> None:
     """Raise for loaded states of keys of another kind, or of weights of another shape or type."""
     kinds = {isinstance(key, str) for key in (*content.states, *content.counts, *weights)}
     if weights and len(kinds) > 1:
         raise StateFileError("the optimizer states belong to keys of the other kind (int or str)")
     for key in content.states.keys() & weights.keys():
         fresh = optimizer.create_state_multi_precision(key, weights[key])
-        if _form(fresh) != _form(content.states[key]):
+        if _state_form(fresh) != _state_form(content.states[key]):
             raise StateFileError(
-                f"the optimizer states of key {key!r} do not fit: they are {_form(content.states[key])} and "
-                f"{type(optimizer).__name__}, as it is set, keeps {_form(fresh)}"
+                f"the optimizer states of key {key!r} do not fit: they are "
+                f"{_state_form(content.states[key])} and {type(optimizer).__name__}, as it is set, "
+                f"keeps {_state_form(fresh)}"
             )
 
 
-def _form(state: State) -> Any:
-    return mapped(state, lambda array: f"{array.dtype}{array.shape}")
+def _state_form(state: State) -> Any:
+    return map_state(state, lambda array: f"{array.dtype}{array.shape}")
 
 
 def _plain_key(index: Any) -> Index:

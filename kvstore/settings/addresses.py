@@ -20,7 +20,7 @@ _IPC = re.compile(r"ipc://(\S+)")
 _TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.]+(?:%\w+)?\]|[^\s:\[\]/]+):([0-9]{1,5})")
 
 
-def check(name: str, address: str) -> None:
+def check_address(name: str, address: str) -> None:
     """Raise ConfigError unless the value of variable `name` is ``tcp://host:port`` or ``ipc://name``."""
     if match := _IPC.fullmatch(address):
         if len(match[1].encode()) > _LONGEST_NAME:
@@ -36,21 +36,21 @@ def check(name: str, address: str) -> None:
         )
 
 
-def split(address: str) -> tuple[str, int]:
+def split_address(address: str) -> tuple[str, int]:
     """Return host and port of a tcp address that was checked; an IPv6 host keeps its brackets."""
     match = _TCP.fullmatch(address)
     return (match[1], int(match[2])) if match else ("", 0)
 
 
-def tcp(host: str, port: int) -> str:
+def tcp_address(host: str, port: int) -> str:
     """Return the tcp address of host and port; brackets around an IPv6 host are added if missing."""
     return f"tcp://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"tcp://{host}:{port}"
 
 
-def interfaces() -> dict[str, str]:
+def interface_addresses() -> dict[str, str]:
     """Return the addresses of the network interfaces that have one, by name: IPv4, or else IPv6."""
     found = {}
-    sixes = _sixes()
+    sixes = _ipv6_addresses()
     for _, name in socket.if_nameindex():
         with contextlib.suppress(OSError):
             found[name] = sixes.get(name, "")
@@ -63,22 +63,22 @@ def outward_address(prefix: str = "") -> str:
 
     With `prefix`, of the first interface whose name begins so.
     """
-    found = [address for name, address in interfaces().items() if name.startswith(prefix)]
-    return next((address for address in found if prefix or not is_loopback(address)), loopback())
+    found = [address for name, address in interface_addresses().items() if name.startswith(prefix)]
+    return next((address for address in found if prefix or not is_loopback(address)), loopback_address())
 
 
-def told(found: dict[str, str]) -> str:
+def addresses_text(found: dict[str, str]) -> str:
     """Return a text that lists interfaces and addresses."""
     return ", ".join(f"{name} {address}" for name, address in found.items()) or "none with an address"
 
 
 @functools.cache
-def loopback() -> str:
+def loopback_address() -> str:
     """Return the loopback address of this machine: IPv4 if it has one, else IPv6."""
     return _LOOPBACK6 if is_here(_LOOPBACK6) and not is_here(_LOOPBACK) else _LOOPBACK
 
 
-def resolved(host: str) -> str | None:
+def resolve_host(host: str) -> str | None:
     """Return the numeric address of a host, IPv4 if it has one; None if the name cannot be resolved."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -109,7 +109,7 @@ def is_here(number: str) -> bool:
     return True
 
 
-def towards(number: str) -> str | None:
+def route_address(number: str) -> str | None:
     """Return the address of this machine on the route to `number`; None without a route. Sends nothing."""
     family = socket.AF_INET6 if ":" in number else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -120,7 +120,7 @@ def towards(number: str) -> str | None:
         return str(probe.getsockname()[0])
 
 
-def _sixes() -> dict[str, str]:
+def _ipv6_addresses() -> dict[str, str]:
     """Return the IPv6 addresses of the network interfaces, by name: the first one that is not link-local."""
     found: dict[str, str] = {}
     with contextlib.suppress(OSError):  # no /proc, or no IPv6

@@ -13,7 +13,7 @@ TESTS, BENCH = "tests", "bench"
 _ROLES = (WORKER, SERVER, SCHEDULER)
 
 
-class Alias(NamedTuple):
+class VariableAlias(NamedTuple):
     """Another variable for the same setting.
 
     `only` is the one role that reads it, if not all readers of the setting do. `unit` is the unit of its
@@ -54,7 +54,7 @@ class SettingRow(NamedTuple):
     default: Any
     readers: tuple[str, ...]
     meaning: str
-    aliases: tuple[Alias, ...] = ()
+    aliases: tuple[VariableAlias, ...] = ()
     keyword: bool = False
 
     def names(self, reader: str = "") -> tuple[str, ...]:
@@ -99,7 +99,7 @@ STORES: Final = (
         "seconds after which any wait ends with an error", keyword=True),
     SettingRow("threads", "KVSTORE_NUM_THREADS", int, 0, (WORKER, SERVER),
         "threads for large arrays in this process; 0: the number of cores that it can use",
-        (Alias("MXNET_KVSTORE_REDUCTION_NTHREADS", only=WORKER),), keyword=True),
+        (VariableAlias("MXNET_KVSTORE_REDUCTION_NTHREADS", only=WORKER),), keyword=True),
     SettingRow("group", "", str, "default", (WORKER,),
         "name that pairs the stores of a job, together with the order of their creation", keyword=True),
     SettingRow("processes", "", int, 0, (WORKER,),
@@ -152,13 +152,13 @@ STORES: Final = (
 SERVERS: Final = (
     SettingRow("heartbeat", "KVSTORE_HEARTBEAT", float, 0.5, (SCHEDULER,),
         "seconds between two heartbeats; the scheduler sends this value to all processes",
-        (Alias("PS_HEARTBEAT_INTERVAL"),)),
+        (VariableAlias("PS_HEARTBEAT_INTERVAL"),)),
     SettingRow("dead_after", "KVSTORE_DEAD_AFTER", float, 5.0, _ROLES,
         "seconds without a heartbeat after which a process is lost; `shared` always uses the default",
-        (Alias("PS_HEARTBEAT_TIMEOUT"),)),
+        (VariableAlias("PS_HEARTBEAT_TIMEOUT"),)),
     SettingRow("resend", "KVSTORE_RESEND", float, 5.0, (WORKER,),
         "seconds after which a request without an answer is sent again",
-        (Alias("PS_RESEND_TIMEOUT", unit="milliseconds"),)),
+        (VariableAlias("PS_RESEND_TIMEOUT", unit="milliseconds"),)),
     SettingRow("snapshot", "KVSTORE_SNAPSHOT", str, "", (SERVER,),
         "folder in which servers keep snapshots; if empty, there are no snapshots"),
     SettingRow("snapshot_interval", "KVSTORE_SNAPSHOT_INTERVAL", float, 30.0, (SERVER,),
@@ -177,7 +177,7 @@ SERVERS: Final = (
 
 PLACE: Final = (
     SettingRow("role", "KVSTORE_ROLE", str, "worker", _ROLES,
-        "`worker`, `server` or `scheduler`", (Alias("DMLC_ROLE"),)),
+        "`worker`, `server` or `scheduler`", (VariableAlias("DMLC_ROLE"),)),
     SettingRow("scheduler", "KVSTORE_SCHEDULER", str, None, _ROLES,
         "address of the scheduler: `tcp://10.0.0.5:4711`, `ipc://@name`"),
     SettingRow("root_host", "DMLC_PS_ROOT_URI", str, None, _ROLES,
@@ -187,23 +187,23 @@ PLACE: Final = (
     SettingRow("root_local", "DMLC_LOCAL", bool, False, _ROLES,
         "1: the scheduler of `DMLC_PS_ROOT_URI` and `DMLC_PS_ROOT_PORT` listens at a unix socket"),
     SettingRow("num_workers", "KVSTORE_NUM_WORKERS", int, None, _ROLES,
-        "number of workers; required only for the scheduler", (Alias("DMLC_NUM_WORKER"),)),
+        "number of workers; required only for the scheduler", (VariableAlias("DMLC_NUM_WORKER"),)),
     SettingRow("num_servers", "KVSTORE_NUM_SERVERS", int, None, _ROLES,
-        "number of servers; required only for the scheduler", (Alias("DMLC_NUM_SERVER"),)),
+        "number of servers; required only for the scheduler", (VariableAlias("DMLC_NUM_SERVER"),)),
     SettingRow("worker_rank", "DMLC_WORKER_ID", int, None, (WORKER,),
         "rank of a worker without a launcher; if not set, the scheduler assigns ranks in the order of "
         "connection",
-        (Alias("DMLC_RANK"),)),
+        (VariableAlias("DMLC_RANK"),)),
     SettingRow("server_rank", "KVSTORE_SERVER_RANK", int, None, (SERVER,),
         "rank of a server; if not set, the rank in its keys file, or the scheduler assigns ranks in the "
         "order of "
         "connection",
-        (Alias("DMLC_SERVER_ID"), Alias("DMLC_RANK"))),
+        (VariableAlias("DMLC_SERVER_ID"), VariableAlias("DMLC_RANK"))),
     SettingRow("task", "DMLC_TASK_ID", int, None, (WORKER, SERVER),
         "number of a process, workers first and then servers; used if no other variable gives the rank"),
     SettingRow("local_rank", "BYTEPS_LOCAL_RANK", int, None, (WORKER,),
         "`nccl` in a job with `DMLC_*` variables: number of this worker on its machine",
-        (Alias("LOCAL_RANK"),)),
+        (VariableAlias("LOCAL_RANK"),)),
     SettingRow("job", "KVSTORE_JOB", str, None, (*_ROLES, LAUNCHER),
         "name of the job, under any launcher: the same text in all processes, and a new text for each job; "
         "if "
@@ -212,13 +212,14 @@ PLACE: Final = (
         "address at which other processes reach this process; if not set, the address of the network "
         "interface "
         "towards the scheduler",
-        (Alias("DMLC_NODE_HOST"),)),
+        (VariableAlias("DMLC_NODE_HOST"),)),
     SettingRow("interface", "DMLC_INTERFACE", str, None, (*_ROLES, LAUNCHER),
         "beginning of the name of the network interface whose address is used, if `KVSTORE_HOST` is not set"),
     SettingRow("kubernetes", "DMLC_USE_KUBERNETES", bool, False, (SCHEDULER,),
         "1: the scheduler binds to all addresses, if `KVSTORE_HOST` is not set"),
     SettingRow("port", "KVSTORE_PORT", int, 0, (SERVER,),
-        "port of a server; 0: a free port. `PORT` is read only if `DMLC_ROLE` is set", (Alias("PORT"),)),
+        "port of a server; 0: a free port. `PORT` is read only if `DMLC_ROLE` is set",
+        (VariableAlias("PORT"),)),
     SettingRow("keys_file", "KVSTORE_KEYS_FILE", str, None, _ROLES,
         "file with the keys of this process, written by `kvstore keys`"),
     SettingRow("keys_fd", "KVSTORE_KEYS_FD", int, None, _ROLES,

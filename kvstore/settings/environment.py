@@ -43,14 +43,14 @@ def changed_variables(changes: Mapping[str, str | None]) -> Iterator[None]:
     """Set variables, or unset those that are None, during a `with` block; one thread at a time."""
     with _changing:
         before = {name: os.environ.get(name) for name in changes}
-        _set(changes)
+        _set_variables(changes)
         try:
             yield
         finally:
-            _set(before)
+            _set_variables(before)
 
 
-def _set(changes: Mapping[str, str | None]) -> None:
+def _set_variables(changes: Mapping[str, str | None]) -> None:
     for name, value in changes.items():
         if value is None:
             os.environ.pop(name, None)

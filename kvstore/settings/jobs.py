@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import ConfigError
 from .environment import process_variables
-from .launchers import detect
+from .launchers import detect_placement
 
 
 def job_name() -> str:
@@ -15,6 +15,6 @@ def job_name() -> str:
             from .roles import job_of
 
             return job_of(env)
-        return detect(env).job
+        return detect_placement(env).job
     except ConfigError:  # the code that needs a valid job raises this error
         return ""

@@ -16,7 +16,7 @@ _MOST = 1 << 22  # bytes of a text of keys; the keys of 50,000 processes are sma
 
 
 @dataclass(frozen=True)
-class Keys:
+class JobKeys:
     """The keys with which a process authenticates itself and the other processes of its job.
 
     Attributes
@@ -42,7 +42,7 @@ class Keys:
         return with_checksum(json.dumps(asdict(self), default=bytes.decode).encode())
 
     @classmethod
-    def from_json(cls, data: bytes) -> Keys:
+    def from_json(cls, data: bytes) -> JobKeys:
         """Return the keys of a text that `to_json` has written.
 
         Raises
@@ -61,12 +61,12 @@ class Keys:
         single, several = ("public", "secret", "scheduler"), ("servers", "allowed")
         if not isinstance(found, dict) or set(found) != {*single, *several}:
             raise ConfigError(f"keys must be a JSON object with {', '.join((*single, *several))}")
-        public, secret, scheduler = (_key(name, found[name]) for name in single)
-        servers, allowed = (_keys(name, found[name]) for name in several)
+        public, secret, scheduler = (_parse_key(name, found[name]) for name in single)
+        servers, allowed = (_parse_keys(name, found[name]) for name in several)
         return cls(public, secret, scheduler, servers, allowed)
 
     @classmethod
-    def from_descriptor(cls, descriptor: int) -> Keys:
+    def from_descriptor(cls, descriptor: int) -> JobKeys:
         """Read the keys from an inherited file descriptor, which can be read several times.
 
         Raises
@@ -81,10 +81,10 @@ class Keys:
                 f"KVSTORE_KEYS_FD={descriptor} cannot be read ({error.strerror}): only processes of the job "
                 "itself have keys; a process that a worker starts inherits the descriptor only with pass_fds"
             ) from error
-        return cls._of(f"KVSTORE_KEYS_FD={descriptor}", data)
+        return cls._from_data(f"KVSTORE_KEYS_FD={descriptor}", data)
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> Keys:
+    def from_file(cls, path: str | os.PathLike[str]) -> JobKeys:
         """Read the keys from a file that only this user can read.
 
         Raises
@@ -102,23 +102,23 @@ class Keys:
             raise ConfigError(
                 f"other users can read the keys in {path}: chmod 600 it, and make new keys (kvstore keys)"
             )
-        return cls._of(str(path), data)
+        return cls._from_data(str(path), data)
 
     @classmethod
-    def _of(cls, source: str, data: bytes) -> Keys:
+    def _from_data(cls, source: str, data: bytes) -> JobKeys:
         try:
             return cls.from_json(data)
         except ConfigError as error:
             raise ConfigError(f"{source} holds no keys of a job: {error}") from error
 
 
-def _keys(name: str, value: object) -> tuple[bytes, ...]:
+def _parse_keys(name: str, value: object) -> tuple[bytes, ...]:
     if not isinstance(value, list):
         raise ConfigError(f"keys: {name!r} must be a list of keys")
-    return tuple(_key(name, one) for one in value)
+    return tuple(_parse_key(name, one) for one in value)
 
 
-def _key(name: str, value: object) -> bytes:
+def _parse_key(name: str, value: object) -> bytes:
     text = value.encode(errors="replace") if isinstance(value, str) else b""
     if not _Z85.fullmatch(text):
         raise ConfigError(f"keys: {name!r} must hold 40 characters of Z85, as zmq.curve_keypair makes them")

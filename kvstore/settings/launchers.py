@@ -22,7 +22,7 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 @dataclass(frozen=True)
-class Placement:
+class WorkerPlacement:
     """The place of this process in its job.
 
     Attributes
@@ -49,19 +49,19 @@ class Placement:
     why: str
 
 
-class _Launcher:
+class _LauncherVariables:
     """The variables of one launcher."""
 
     def __init__(self, row: LauncherRow) -> None:
         self.row = row
 
-    def absent(self, env: Mapping[str, str]) -> str | None:
+    def absence_reason(self, env: Mapping[str, str]) -> str | None:
         """Return why this launcher has not started the process; None if its variables are set."""
         if any(env.get(sign) for sign in self.row.signs):
             return None
         return f"{' and '.join(self.row.signs)} are not set"
 
-    def read(self, env: Mapping[str, str]) -> Placement:
+    def read_placement(self, env: Mapping[str, str]) -> WorkerPlacement:
         """Return the placement that the variables give.
 
         Raises
@@ -69,26 +69,26 @@ class _Launcher:
         ConfigError
             A variable is missing, is no number, or contradicts another.
         """
-        size, rank = self._number(env, self.row.size), self._number(env, self.row.rank)
+        size, rank = self._first_number(env, self.row.size), self._first_number(env, self.row.rank)
         local_size = self._local_size(env)
-        local_rank = self._number(env, self.row.local_rank)
+        local_rank = self._first_number(env, self.row.local_rank)
         for number, count in ((rank, size), (local_rank, local_size)):
             if number[1] >= count[1]:
-                raise _contradiction(number, count, "ranks go from 0 to the size less one")
+                raise _contradiction_error(number, count, "ranks go from 0 to the size less one")
         if local_size[1] > size[1]:
-            raise _contradiction(local_size, size, "the job is smaller than its part on this machine")
-        job = env.get("KVSTORE_JOB") or self._job(env, size[1] == local_size[1])
+            raise _contradiction_error(local_size, size, "the job is smaller than its part on this machine")
+        job = env.get("KVSTORE_JOB") or self._job_name(env, size[1] == local_size[1])
         why = f"{rank[0]}={rank[1]} and {size[0]}={size[1]} are set"
-        return Placement(self.row.name, job, rank[1], size[1], local_rank[1], local_size[1], why)
+        return WorkerPlacement(self.row.name, job, rank[1], size[1], local_rank[1], local_size[1], why)
 
-    def _job(self, env: Mapping[str, str], alone: bool) -> str:
+    def _job_name(self, env: Mapping[str, str], alone: bool) -> str:
         """Return the name of the job; `alone` if all of its processes are on this machine."""
         raise NotImplementedError
 
     def _local_size(self, env: Mapping[str, str]) -> tuple[str, int]:
-        return self._number(env, self.row.local_size)
+        return self._first_number(env, self.row.local_size)
 
-    def _number(self, env: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, int]:
+    def _first_number(self, env: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, int]:
         """Return the name and the value of the first variable that is set."""
         found = first_set(env, names)
         if found is None:
@@ -100,17 +100,17 @@ class _Launcher:
         return found, int(env[found])
 
 
-class _Own(_Launcher):
+class _OwnLauncher(_LauncherVariables):
     """``kvstore run`` and ``kvstore.spawn``."""
 
-    def _job(self, env: Mapping[str, str], alone: bool) -> str:
+    def _job_name(self, env: Mapping[str, str], alone: bool) -> str:
         raise ConfigError(
             "KVSTORE_RANK and KVSTORE_SIZE are set and KVSTORE_JOB is not: set it to a text that is the same "
             "in all processes of the job and new for each job"
         )
 
 
-class _Torchrun(_Launcher):
+class _TorchrunLauncher(_LauncherVariables):
     """torchrun, and other launchers that set the variables of torch.
 
     TORCHELASTIC_RUN_ID is ``none`` unless the user has set one. On one machine the folder of
@@ -119,7 +119,7 @@ class _Torchrun(_Launcher):
     rendezvous and the address of the master name the job.
     """
 
-    def _job(self, env: Mapping[str, str], alone: bool) -> str:
+    def _job_name(self, env: Mapping[str, str], alone: bool) -> str:
         parts = [env.get(name, "") for name in self.row.job]
         if not any(parts[:3]):
             raise ConfigError(
@@ -132,16 +132,16 @@ class _Torchrun(_Launcher):
         return ":".join(["torchrun", *parts])
 
 
-class _OpenMpi(_Launcher):
+class _OpenMpi(_LauncherVariables):
     """Open MPI, whose namespace contains host and pid of mpirun; spawned processes have another namespace."""
 
-    def _job(self, env: Mapping[str, str], alone: bool) -> str:
+    def _job_name(self, env: Mapping[str, str], alone: bool) -> str:
         if found := first_set(env, self.row.job):
             return f"openmpi:{env[found]}"
-        raise _nameless("OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE", "mpirun -x KVSTORE_JOB=...")
+        raise _nameless_error("OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE", "mpirun -x KVSTORE_JOB=...")
 
 
-class _Mpich(_Launcher):
+class _MpichLauncher(_LauncherVariables):
     """Hydra, the launcher of MPICH and Intel MPI, and Cray's PALS.
 
     Intel MPI and PALS name the job. MPICH sets no variable that differs between two jobs. On one machine all
@@ -149,51 +149,51 @@ class _Mpich(_Launcher):
     runs.
     """
 
-    def absent(self, env: Mapping[str, str]) -> str | None:
+    def absence_reason(self, env: Mapping[str, str]) -> str | None:
         """Return why this launcher has not started the process: ``srun --mpi=pmi2`` sets PMI_RANK too."""
-        if _LAUNCHERS["slurm"].absent(env) is None and not first_set(env, self.row.local_rank):
+        if _LAUNCHERS["slurm"].absence_reason(env) is None and not first_set(env, self.row.local_rank):
             return "PMI_RANK, if set, comes from srun: there is no MPI_LOCALRANKID"
-        return super().absent(env)
+        return super().absence_reason(env)
 
-    def _job(self, env: Mapping[str, str], alone: bool) -> str:
+    def _job_name(self, env: Mapping[str, str], alone: bool) -> str:
         if found := first_set(env, self.row.job):
             return f"mpich:{env[found]}"
         if alone:
             return f"mpich:parent-{os.getppid()}"
-        raise _nameless("PMI_RANK", "I_MPI_HYDRA_UUID", "mpiexec -genv KVSTORE_JOB ...")
+        raise _nameless_error("PMI_RANK", "I_MPI_HYDRA_UUID", "mpiexec -genv KVSTORE_JOB ...")
 
 
-class _Horovodrun(_Launcher):
+class _HorovodLauncher(_LauncherVariables):
     """horovodrun with Gloo; with ``--mpi`` MPI sets the variables. Ray and Spark set the same ones.
 
     The launcher runs the rendezvous server, so no other job has its address at the same time.
     """
 
-    def _job(self, env: Mapping[str, str], alone: bool) -> str:
+    def _job_name(self, env: Mapping[str, str], alone: bool) -> str:
         address, port = (env.get(name) for name in self.row.job)
         if address and port:
             return f"horovodrun:{address}:{port}"
-        raise _nameless("HOROVOD_RANK", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "KVSTORE_JOB=... horovodrun")
+        raise _nameless_error("HOROVOD_RANK", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "KVSTORE_JOB=... horovodrun")
 
 
-class _Slurm(_Launcher):
+class _SlurmLauncher(_LauncherVariables):
     """A step that srun has started.
 
     The shell of salloc and the script of sbatch have SLURM_PROCID too, as one process for the whole
     allocation. They have no SLURM_STEP_ID, or one of the numbers that Slurm reserves for its own steps.
     """
 
-    def absent(self, env: Mapping[str, str]) -> str | None:
+    def absence_reason(self, env: Mapping[str, str]) -> str | None:
         if not env.get("SLURM_STEP_ID"):
             inside = " (an allocation without srun)" if env.get("SLURM_JOB_ID") else ""
             return f"SLURM_STEP_ID is not set{inside}"
-        if self._number(env, self.row.signs)[1] >= _FIRST_SPECIAL_STEP:
+        if self._first_number(env, self.row.signs)[1] >= _FIRST_SPECIAL_STEP:
             return "SLURM_STEP_ID is that of a batch script or an interactive shell, which srun did not start"
         return None
 
-    def _job(self, env: Mapping[str, str], alone: bool) -> str:
+    def _job_name(self, env: Mapping[str, str], alone: bool) -> str:
         if not env.get("SLURM_JOB_ID"):
-            raise _nameless("SLURM_STEP_ID", "SLURM_JOB_ID", "srun --export=ALL,KVSTORE_JOB=...")
+            raise _nameless_error("SLURM_STEP_ID", "SLURM_JOB_ID", "srun --export=ALL,KVSTORE_JOB=...")
         again = env.get("SLURM_RESTART_COUNT", "0")  # a job that is queued again keeps its number
         return f"slurm:{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}.{again}"
 
@@ -202,27 +202,27 @@ class _Slurm(_Launcher):
         name = first_set(env, self.row.local_size) or self.row.local_size[0]
         text = env.get(name, "")
         if re.fullmatch(r"[0-9]+", text):
-            return self._number(env, (name,))
-        node = self._number(env, ("SLURM_NODEID",))[1]
-        for count, nodes in _entries(name, text):
+            return self._first_number(env, (name,))
+        node = self._first_number(env, ("SLURM_NODEID",))[1]
+        for count, nodes in _task_counts(name, text):
             if node < nodes:
                 return name, count
             node -= nodes
         raise ConfigError(f"{name}={text!r} has no entry for SLURM_NODEID={env['SLURM_NODEID']}: correct it")
 
 
-_KINDS: dict[str, type[_Launcher]] = {
-    "kvstore": _Own,
-    "torchrun": _Torchrun,
+_KINDS: dict[str, type[_LauncherVariables]] = {
+    "kvstore": _OwnLauncher,
+    "torchrun": _TorchrunLauncher,
     "openmpi": _OpenMpi,
-    "mpich": _Mpich,
-    "horovodrun": _Horovodrun,
-    "slurm": _Slurm,
+    "mpich": _MpichLauncher,
+    "horovodrun": _HorovodLauncher,
+    "slurm": _SlurmLauncher,
 }
 _LAUNCHERS = {row.name: _KINDS[row.name](row) for row in LAUNCHERS}
 
 
-def detect(environment: Mapping[str, str] | None = None) -> Placement:
+def detect_placement(environment: Mapping[str, str] | None = None) -> WorkerPlacement:
     """Return the place of this process in its job. Reads variables only; opens no file and sends nothing.
 
     The first launcher whose variables are set counts, in this order: ``kvstore run`` and `kvstore.spawn`,
@@ -246,15 +246,15 @@ def detect(environment: Mapping[str, str] | None = None) -> Placement:
     """
     env = process_variables() if environment is None else environment
     for launcher in _LAUNCHERS.values():
-        if launcher.absent(env) is None:
-            return launcher.read(env)
+        if launcher.absence_reason(env) is None:
+            return launcher.read_placement(env)
     # A process without a launcher has a job name too, so that two such processes are not one job.
     job = env.get("KVSTORE_JOB") or f"none:{os.getpid()}"
-    return Placement("none", job, 0, 1, 0, 1, "no launcher's variables are set")
+    return WorkerPlacement("none", job, 0, 1, 0, 1, "no launcher's variables are set")
 
 
-def alternatives(environment: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
-    """Return the launchers that `detect` does not choose, in its order, each with the reason. Never raises.
+def other_launchers(environment: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
+    """Return the launchers that `detect_placement` does not choose, each with the reason. Never raises.
 
     Parameters
     ----------
@@ -263,23 +263,25 @@ def alternatives(environment: Mapping[str, str] | None = None) -> list[tuple[str
     """
     env = process_variables() if environment is None else environment
     try:
-        winner = detect(env).launcher
+        winner = detect_placement(env).launcher
     except ConfigError:
         winner = None
-    return [(name, _verdict(launcher, env)) for name, launcher in _LAUNCHERS.items() if name != winner]
+    return [
+        (name, _launcher_verdict(launcher, env)) for name, launcher in _LAUNCHERS.items() if name != winner
+    ]
 
 
-def _verdict(launcher: _Launcher, env: Mapping[str, str]) -> str:
+def _launcher_verdict(launcher: _LauncherVariables, env: Mapping[str, str]) -> str:
     try:
-        if (absent := launcher.absent(env)) is not None:
+        if (absent := launcher.absence_reason(env)) is not None:
             return absent
-        found = launcher.read(env)
+        found = launcher.read_placement(env)
     except ConfigError as error:
         return str(error)
     return f"gives rank {found.rank} of {found.size}, but is later in the order"
 
 
-def _entries(name: str, text: str) -> Iterator[tuple[int, int]]:
+def _task_counts(name: str, text: str) -> Iterator[tuple[int, int]]:
     """Yield each number of tasks, with the number of consecutive nodes that have it."""
     for entry in text.split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", entry)
@@ -288,12 +290,12 @@ def _entries(name: str, text: str) -> Iterator[tuple[int, int]]:
         yield int(match[1]), int(match[2] or 1)
 
 
-def _contradiction(first: tuple[str, int], other: tuple[str, int], rule: str) -> ConfigError:
+def _contradiction_error(first: tuple[str, int], other: tuple[str, int], rule: str) -> ConfigError:
     found = f"{first[0]}={first[1]} contradicts {other[0]}={other[1]}"
     return ConfigError(f"{found}: {rule}; unset the variables of an earlier launcher")
 
 
-def _nameless(sign: str, name: str, remedy: str) -> ConfigError:
+def _nameless_error(sign: str, name: str, remedy: str) -> ConfigError:
     return ConfigError(
         f"{sign} is set, but no variable names the job ({name}): give each job a new text with `{remedy}`"
     )

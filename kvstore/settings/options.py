@@ -110,7 +110,9 @@ def store_config(options: Mapping[str, Any], environment: Mapping[str, str] | No
         if variable in env:
             log.warning("%s is set and has no effect here: %s", variable, reason)
     chosen = {**_from_environment(env), **{name: (value, name) for name, value in options.items()}}
-    return StoreConfig(**{name: _typed(name, value, source) for name, (value, source) in chosen.items()})
+    return StoreConfig(
+        **{name: _typed_option(name, value, source) for name, (value, source) in chosen.items()}
+    )
 
 
 def _from_environment(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -118,7 +120,7 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     return {name: (env[variable], variable) for name, variable in found.items() if variable}
 
 
-def _typed(name: str, value: Any, source: str) -> Any:
+def _typed_option(name: str, value: Any, source: str) -> Any:
     wanted = SETTINGS[name].kind
     if wanted is str and not isinstance(value, str):
         raise ArgumentError(f"{source} must be a str, not {value!r}")

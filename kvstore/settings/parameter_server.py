@@ -67,11 +67,11 @@ def ps_config(environment: Mapping[str, str] | None = None, **options: Any) -> P
         A value is not a number, or out of range.
     """
     env = process_variables() if environment is None else environment
-    found = {field.name: _value(env, field.name) for field in fields(PsConfig)}
+    found = {field.name: _variable_value(env, field.name) for field in fields(PsConfig)}
     return PsConfig(**{name: value for name, value in found.items() if value is not None} | options)
 
 
-def _value(env: Mapping[str, str], name: str) -> Any:
+def _variable_value(env: Mapping[str, str], name: str) -> Any:
     row = SETTINGS[name]
     variable = _first_set(env, row.names())
     if variable is None or row.kind is str:
@@ -88,13 +88,13 @@ def _value(env: Mapping[str, str], name: str) -> Any:
 def _first_set(env: Mapping[str, str], variables: tuple[str, ...]) -> str | None:
     for variable in variables:
         if env.get(variable) == "0" and variable.startswith("PS_"):
-            _warn(variable)
+            _warn_ignored(variable)
         elif env.get(variable):
             return variable
     return None
 
 
 @functools.cache
-def _warn(variable: str) -> None:
+def _warn_ignored(variable: str) -> None:
     """Warn once in a process."""
     log.warning("%s=0 has no effect here: the death of a process is always noticed", variable)

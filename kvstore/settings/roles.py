@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from . import addresses, launchers
 from .definitions import DEFAULTS, IGNORED_ON_SERVERS, SETTINGS
 from .environment import first_set, process_variables
-from .keys import Keys
+from .keys import JobKeys
 
 log = logging.getLogger("kvstore.roles")
 
@@ -73,7 +73,7 @@ class Roles:
     scheduler: str
     host: str
     port: int
-    keys: Keys | None
+    keys: JobKeys | None
     insecure: bool
     restart: int = 0
 
@@ -86,7 +86,7 @@ class Roles:
         """Return a copy with the port to which the scheduler is bound."""
         if self.ipc:
             return self
-        address = f"tcp://{addresses.split(self.scheduler)[0]}:{port}"
+        address = f"tcp://{addresses.split_address(self.scheduler)[0]}:{port}"
         return dataclasses.replace(self, port=port, scheduler=address, job=self.job or address)
 
 
@@ -121,24 +121,24 @@ def find(environment: Mapping[str, str] | None = None, command: str = "") -> Rol
         return None
     for variable in IGNORED_ON_SERVERS:
         if env.get(variable, "0") != "0":
-            _warn(variable)
-    role = _role(env)
-    scheduler = _scheduler(env, command)
-    place = _place(env, scheduler) if role == "worker" else None
-    workers, servers = _counts(env, role, place, command)
-    host = _host(env, role, scheduler)
+            _warn_once(variable)
+    role = _find_role(env)
+    scheduler = _scheduler_address(env, command)
+    place = _worker_place(env, scheduler) if role == "worker" else None
+    workers, servers = _process_counts(env, role, place, command)
+    host = _bind_address(env, role, scheduler)
     found = Roles(
         role=role,
-        rank=_rank(env, role, place, workers, servers),
+        rank=_find_rank(env, role, place, workers, servers),
         num_workers=workers,
         num_servers=servers,
-        job=_job(env, scheduler),
+        job=_job_name(env, scheduler),
         scheduler=scheduler,
         host=host,
-        port=_port(env, role, scheduler),
-        keys=_keys(env),
-        insecure=_flag(env, "KVSTORE_INSECURE"),
-        restart=(_number(env, ("KVSTORE_RESTART",), 0) or ("", 0))[1],
+        port=_bind_port(env, role, scheduler),
+        keys=_read_keys(env),
+        insecure=_flag_variable(env, "KVSTORE_INSECURE"),
+        restart=(_number_variable(env, ("KVSTORE_RESTART",), 0) or ("", 0))[1],
     )
     found = _with_rank_of_keys(found)
     _refuse_unencrypted(found)
@@ -159,24 +159,24 @@ def job_of(env: Mapping[str, str]) -> str:
     ConfigError
         The address of the scheduler is missing or not valid.
     """
-    return _job(env, _scheduler(env))
+    return _job_name(env, _scheduler_address(env))
 
 
-def _role(env: Mapping[str, str]) -> str:
-    name, role = _agreed(env, _ROLE) or ("", DEFAULTS["role"])
+def _find_role(env: Mapping[str, str]) -> str:
+    name, role = _agreed_variable(env, _ROLE) or ("", DEFAULTS["role"])
     if role not in ROLES:
         raise ConfigError(f"{name}={role!r} is not a role: set it to {', '.join(ROLES[:2])} or {ROLES[2]}")
     return role
 
 
-def _scheduler(env: Mapping[str, str], command: str = "") -> str:
+def _scheduler_address(env: Mapping[str, str], command: str = "") -> str:
     """Return the address of the scheduler that the variables give."""
     roots = [env.get(name, "") for name in _ROOT]
     from_roots = _from_roots(env) if all(roots) else None
     if address := env.get("KVSTORE_SCHEDULER"):
-        addresses.check("KVSTORE_SCHEDULER", address)
+        addresses.check_address("KVSTORE_SCHEDULER", address)
         if from_roots and address.startswith("tcp://") and from_roots != address:
-            raise _contradiction(("KVSTORE_SCHEDULER", address), (" and ".join(_ROOT), ":".join(roots)))
+            raise _contradiction_error(("KVSTORE_SCHEDULER", address), (" and ".join(_ROOT), ":".join(roots)))
         return address
     if from_roots:
         return from_roots
@@ -196,26 +196,29 @@ def _scheduler(env: Mapping[str, str], command: str = "") -> str:
 def _from_roots(env: Mapping[str, str]) -> str:
     """Return the address from MXNet's variables; DMLC_LOCAL means a unix socket, here without a file."""
     host, port = (env[name] for name in _ROOT)
-    addresses.check(" and ".join(_ROOT), f"tcp://{host}:{port}")
+    addresses.check_address(" and ".join(_ROOT), f"tcp://{host}:{port}")
     return (
-        f"ipc://@kvstore/{os.getuid()}/{host}:{port}" if _flag(env, "DMLC_LOCAL") else f"tcp://{host}:{port}"
+        f"ipc://@kvstore/{os.getuid()}/{host}:{port}"
+        if _flag_variable(env, "DMLC_LOCAL")
+        else f"tcp://{host}:{port}"
     )
 
 
-def _place(env: Mapping[str, str], scheduler: str) -> launchers.Placement | None:
+def _worker_place(env: Mapping[str, str], scheduler: str) -> launchers.WorkerPlacement | None:
     """Return the place that a launcher gives this worker, if any; only KVSTORE_JOB names the job."""
-    found = launchers.detect({**env, "KVSTORE_JOB": env.get("KVSTORE_JOB") or scheduler})
+    found = launchers.detect_placement({**env, "KVSTORE_JOB": env.get("KVSTORE_JOB") or scheduler})
     # DMLC_WORKER_ID takes precedence over a launcher that has started servers and workers alike.
     foreign = found.launcher != "kvstore" and bool(env.get("DMLC_WORKER_ID"))
     return None if found.launcher == "none" or foreign else found
 
 
-def _counts(
-    env: Mapping[str, str], role: str, place: launchers.Placement | None, command: str
+def _process_counts(
+    env: Mapping[str, str], role: str, place: launchers.WorkerPlacement | None, command: str
 ) -> tuple[int, int]:
     """Return the numbers of workers and servers; 0 for an unknown number."""
     workers, servers = (
-        _number(env, names, 1) if _agreed(env, names) else None for names in (_WORKERS, _SERVERS)
+        _number_variable(env, names, 1) if _agreed_variable(env, names) else None
+        for names in (_WORKERS, _SERVERS)
     )
     if place and workers and workers[1] != place.size:
         raise ConfigError(
@@ -233,8 +236,8 @@ def _counts(
     return place.size if place else workers[1] if workers else 0, servers[1] if servers else 0
 
 
-def _rank(
-    env: Mapping[str, str], role: str, place: launchers.Placement | None, workers: int, servers: int
+def _find_rank(
+    env: Mapping[str, str], role: str, place: launchers.WorkerPlacement | None, workers: int, servers: int
 ) -> int:
     if role == "scheduler":
         return 0
@@ -242,10 +245,10 @@ def _rank(
         return place.rank
     names = SETTINGS["worker_rank" if role == "worker" else "server_rank"].names()
     count = workers if role == "worker" else servers
-    found, first = _number(env, names, 0), 0
+    found, first = _number_variable(env, names, 0), 0
     if found is None:
         # dmlc's tracker numbers the workers first, and then the servers.
-        found, first = _number(env, ("DMLC_TASK_ID",), 0), 0 if role == "worker" else workers
+        found, first = _number_variable(env, ("DMLC_TASK_ID",), 0), 0 if role == "worker" else workers
     if found is None:
         return -1
     name, rank = found[0], found[1] - first
@@ -256,30 +259,30 @@ def _rank(
     return rank
 
 
-def _job(env: Mapping[str, str], scheduler: str) -> str:
+def _job_name(env: Mapping[str, str], scheduler: str) -> str:
     """Return the name of the job; without KVSTORE_JOB the scheduler's address, if it is complete."""
-    complete = scheduler.startswith("ipc://") or addresses.split(scheduler)[1]
+    complete = scheduler.startswith("ipc://") or addresses.split_address(scheduler)[1]
     return env.get("KVSTORE_JOB") or (scheduler if complete else "")
 
 
-def _host(env: Mapping[str, str], role: str, scheduler: str) -> str:
+def _bind_address(env: Mapping[str, str], role: str, scheduler: str) -> str:
     """Return the numeric address to which this process binds."""
     if scheduler.startswith("ipc://"):
-        return addresses.loopback()
+        return addresses.loopback_address()
     name, given = _given_host(env, role, scheduler)
     if given is None:
-        return _facing(role, addresses.split(scheduler)[0])
-    host = addresses.resolved(given.strip("[]"))
+        return _route_to_scheduler(role, addresses.split_address(scheduler)[0])
+    host = addresses.resolve_host(given.strip("[]"))
     if not host:
-        raise _unusable(name, given, "not a known host")
+        raise _unusable_host(name, given, "not a known host")
     if role == "worker":
         return host
     if addresses.is_wildcard(host):
         if role == "scheduler":
             return host
-        raise _unusable(name, given, "not an address at which other processes can reach this server")
+        raise _unusable_host(name, given, "not an address at which other processes can reach this server")
     if not addresses.is_here(host):
-        raise _unusable(name, given, "not an address of this machine")
+        raise _unusable_host(name, given, "not an address of this machine")
     return host
 
 
@@ -287,51 +290,51 @@ def _given_host(env: Mapping[str, str], role: str, scheduler: str) -> tuple[str,
     """Return the variable that gives the address to bind to, and its value."""
     if name := first_set(env, SETTINGS["host"].names()):
         return name, env[name]
-    if role == "scheduler" and _flag(env, "DMLC_USE_KUBERNETES"):
+    if role == "scheduler" and _flag_variable(env, "DMLC_USE_KUBERNETES"):
         return "DMLC_USE_KUBERNETES", "0.0.0.0"  # noqa: S104 - a pod's address; keys or --insecure all the same
     if env.get("DMLC_INTERFACE"):
         return "DMLC_INTERFACE", _of_interface(env["DMLC_INTERFACE"])
     if role == "scheduler":
-        return "the scheduler's address", addresses.split(scheduler)[0]
+        return "the scheduler's address", addresses.split_address(scheduler)[0]
     return "", None
 
 
 def _of_interface(prefix: str) -> str:
-    found = addresses.interfaces()
+    found = addresses.interface_addresses()
     for name, address in found.items():
         if name.startswith(prefix):
             return address
     raise ConfigError(
         f"DMLC_INTERFACE={prefix!r}: no network interface with an address has a name that begins so; "
-        f"the interfaces are {addresses.told(found)}"
+        f"the interfaces are {addresses.addresses_text(found)}"
     )
 
 
-def _unusable(name: str, host: str, reason: str) -> ConfigError:
-    here = addresses.interfaces()
-    cure = f"set KVSTORE_HOST (--host) to one of {addresses.told(here)}"
+def _unusable_host(name: str, host: str, reason: str) -> ConfigError:
+    here = addresses.interface_addresses()
+    cure = f"set KVSTORE_HOST (--host) to one of {addresses.addresses_text(here)}"
     if not here:
         cure = "no network interface of this machine has an address: bring one up (ip link set lo up)"
     return ConfigError(f"{name} is {host!r}, which is {reason}; {cure}")
 
 
-def _facing(role: str, scheduler_host: str) -> str:
+def _route_to_scheduler(role: str, scheduler_host: str) -> str:
     """Return the address of this machine on the route to the scheduler."""
-    there = addresses.resolved(scheduler_host.strip("[]"))
-    here = addresses.towards(there) if there else None
+    there = addresses.resolve_host(scheduler_host.strip("[]"))
+    here = addresses.route_address(there) if there else None
     if here:
         return here
     if role == "worker":  # it does not bind, and DNS may know the name by the time it connects
-        return addresses.loopback()
-    raise _unusable("the scheduler's address", scheduler_host, "unknown or not reachable from here")
+        return addresses.loopback_address()
+    raise _unusable_host("the scheduler's address", scheduler_host, "unknown or not reachable from here")
 
 
-def _port(env: Mapping[str, str], role: str, scheduler: str) -> int:
+def _bind_port(env: Mapping[str, str], role: str, scheduler: str) -> int:
     if role == "scheduler":
-        return addresses.split(scheduler)[1]
+        return addresses.split_address(scheduler)[1]
     # Many programs use PORT: it counts only together with the variables of MXNet.
     names = SETTINGS["port"].names() if env.get("DMLC_ROLE") else ("KVSTORE_PORT",)
-    found = None if role == "worker" else _number(env, names, 0)
+    found = None if role == "worker" else _number_variable(env, names, 0)
     if found is None:
         return 0
     name, port = found
@@ -342,11 +345,11 @@ def _port(env: Mapping[str, str], role: str, scheduler: str) -> int:
     return port
 
 
-def _keys(env: Mapping[str, str]) -> Keys | None:
+def _read_keys(env: Mapping[str, str]) -> JobKeys | None:
     """Read the keys from an inherited descriptor or a file; each call reads again."""
-    if descriptor := _number(env, ("KVSTORE_KEYS_FD",), 0):
-        return Keys.from_descriptor(descriptor[1])
-    return Keys.from_file(env["KVSTORE_KEYS_FILE"]) if env.get("KVSTORE_KEYS_FILE") else None
+    if descriptor := _number_variable(env, ("KVSTORE_KEYS_FD",), 0):
+        return JobKeys.from_descriptor(descriptor[1])
+    return JobKeys.from_file(env["KVSTORE_KEYS_FILE"]) if env.get("KVSTORE_KEYS_FILE") else None
 
 
 def _with_rank_of_keys(found: Roles) -> Roles:
@@ -373,7 +376,7 @@ def _refuse_unencrypted(found: Roles) -> None:
     """Raise ConfigError for unencrypted connections over a network, unless the user has allowed them."""
     if found.ipc or found.keys or found.insecure:
         return
-    there = addresses.resolved(addresses.split(found.scheduler)[0].strip("[]"))
+    there = addresses.resolve_host(addresses.split_address(found.scheduler)[0].strip("[]"))
     for number in (found.host, there):
         if number is None or not addresses.is_loopback(number):
             raise ConfigError(
@@ -383,16 +386,16 @@ def _refuse_unencrypted(found: Roles) -> None:
             )
 
 
-def _agreed(env: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str] | None:
+def _agreed_variable(env: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str] | None:
     """Return the first variable that is set, and its value; all that are set must have the same value."""
     found = [(name, env[name]) for name in names if env.get(name)]
     for other in found[1:]:
         if other[1] != found[0][1]:
-            raise _contradiction(found[0], other)
+            raise _contradiction_error(found[0], other)
     return found[0] if found else None
 
 
-def _number(env: Mapping[str, str], names: tuple[str, ...], least: int) -> tuple[str, int] | None:
+def _number_variable(env: Mapping[str, str], names: tuple[str, ...], least: int) -> tuple[str, int] | None:
     """Return the first variable that is set, and its value as an integer."""
     name = first_set(env, names)
     if name is None:
@@ -403,14 +406,14 @@ def _number(env: Mapping[str, str], names: tuple[str, ...], least: int) -> tuple
     return name, int(text)
 
 
-def _flag(env: Mapping[str, str], name: str) -> bool:
+def _flag_variable(env: Mapping[str, str], name: str) -> bool:
     text = env.get(name, "")
     if text not in ("", "0", "1"):
         raise ConfigError(f"{name}={text!r} is neither 0 nor 1: correct or unset it")
     return text == "1"
 
 
-def _contradiction(first: tuple[str, str], other: tuple[str, str]) -> ConfigError:
+def _contradiction_error(first: tuple[str, str], other: tuple[str, str]) -> ConfigError:
     return ConfigError(
         f"{first[0]} ({first[1]}) contradicts {other[0]} ({other[1]}): unset the variable of an earlier "
         "launcher"
@@ -418,6 +421,6 @@ def _contradiction(first: tuple[str, str], other: tuple[str, str]) -> ConfigErro
 
 
 @functools.cache
-def _warn(variable: str) -> None:
+def _warn_once(variable: str) -> None:
     """Warn once in a process."""
     log.warning("%s is set and has no effect here: %s", variable, IGNORED_ON_SERVERS[variable])

@@ -39,7 +39,7 @@ class MasterPort:
         self._sockets: list[socket.socket] = []
         ports = text_of("ports") if ports is None else ports
         self._range = port_range(ports)
-        if bound_in_range(self._bind, OSError, "this machine, with its neighbour", ports) is None:
+        if bound_in_range(self._bind_ports, OSError, "this machine, with its neighbour", ports) is None:
             self._bind_anywhere()
         self.number: int = self._sockets[0].getsockname()[1]
 
@@ -51,25 +51,25 @@ class MasterPort:
     def _bind_anywhere(self) -> None:
         for _ in range(_TRIES):
             with contextlib.suppress(OSError, OverflowError):  # 65535 has no neighbour
-                self._bind(0)
+                self._bind_ports(0)
                 return
         raise ConfigError(
             "this machine has no two neighbouring free ports for MASTER_PORT: end processes that hold ports"
         )
 
-    def _bind(self, port: int) -> bool:
+    def _bind_ports(self, port: int) -> bool:
         """Bind a port and its neighbour; OSError if one is in use, or outside of the range."""
         if port and port + 1 not in self._range:
             raise OSError(f"port {port + 1} is not of the range")
         with contextlib.ExitStack() as stack:
-            first = stack.enter_context(_bound(port))
-            second = stack.enter_context(_bound(first.getsockname()[1] + 1))
+            first = stack.enter_context(_bound_socket(port))
+            second = stack.enter_context(_bound_socket(first.getsockname()[1] + 1))
             stack.pop_all()
         self._sockets = [first, second]
         return True
 
 
-def _bound(port: int) -> socket.socket:
+def _bound_socket(port: int) -> socket.socket:
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         made.bind(("", port))

@@ -55,8 +55,8 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> dict[str,
     env = process_variables() if environment is None else environment
     found = {}
     for name in sorted(set(env) - known_variables()):
-        nearest = _nearest(name)
-        if nearest or _prefix(name):
+        nearest = _nearest_name(name)
+        if nearest or _known_prefix(name):
             found[name] = f"did you mean {nearest}?" if nearest else ""
     return found
 
@@ -64,25 +64,25 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> dict[str,
 def warn_of_unknown_variables() -> None:
     """Warn of unknown variables, in one line each, and of each once in a process."""
     for name, hint in unknown_variables().items():
-        _warn(name, hint)
+        _warn_unknown(name, hint)
 
 
 @functools.cache
-def _warn(name: str, hint: str) -> None:
+def _warn_unknown(name: str, hint: str) -> None:
     cure = hint or "the page of settings lists the names; unset it"
     log.warning("%s is set and has no effect: kvstore has no such variable; %s", name, cure)
 
 
-def _prefix(name: str) -> str | None:
+def _known_prefix(name: str) -> str | None:
     """Return the prefix of a name that only kvstore uses, or None."""
     if name.startswith(_DEVELOPMENT) or _OF_A_SERVICE.fullmatch(name):
         return None
     return next((own for own in _OWN if name.upper().startswith(own)), None)
 
 
-def _nearest(name: str) -> str | None:
+def _nearest_name(name: str) -> str | None:
     """Return the known name that is closest to this name, or None if none is close."""
-    upper, prefix = name.upper(), _prefix(name)
+    upper, prefix = name.upper(), _known_prefix(name)
     if prefix is None and (not upper.startswith(_SHARED) or upper.startswith(_OWN)):
         return None
     if upper in known_variables():

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from ..arrays import pages
 from ..arrays.element_types import same_type
 from ..arrays.grouping import Key, check_text
-from ..arrays.host import numbers, readable, writable
-from ..arrays.sparse import RowSparseArray, checked
+from ..arrays.host import number_array, readable_array, writable_array
+from ..arrays.sparse import RowSparseArray, checked_rows
 from ..errors import ArrayError, DTypeError, DuplicateKeyError, RowIndexError, ShapeError
 from ..kernels import cpu
 from ..observe.native._observe import Slice
@@ -27,7 +27,7 @@ Array = npt.NDArray[Any]
 Deliver = Callable[[], None]
 
 
-class Keyed(Protocol):
+class KeyDescription(Protocol):
     """A key as the checks below see it."""
 
     @property
@@ -43,7 +43,7 @@ class Keyed(Protocol):
         """Element type of the value."""
 
 
-class Entry:
+class StoredKey:
     """The stored data of a key: a dense array, or a row table."""
 
     __slots__ = ("_spare", "dtype", "key", "number", "shape", "slice", "table", "value")
@@ -74,24 +74,24 @@ class Entry:
 
     def weight(self) -> Array:
         """Return the live dense weight; a row table gets all its rows."""
-        return self.value if self.table is None else self.table.fill()
+        return self.value if self.table is None else self.table.hold_all()
 
     @contextmanager
     def scratch(self, name: str) -> Iterator[Array]:
         """Provide memory of the key's shape and type for a context; a nested call gets other memory."""
-        memory = self.take(name)
+        memory = self.scratch_memory(name)
         try:
             yield memory
         finally:
-            self.give(name, memory)
+            self.return_scratch(name, memory)
 
-    def take(self, name: str) -> Array:
-        """Return memory of the key's shape and type, that of the last `give` of this name if possible."""
+    def scratch_memory(self, name: str) -> Array:
+        """Return memory of the key's shape and type, if possible that of the last `return_scratch`."""
         memory = self._spare.pop(name, None)
         return pages.empty(self.shape, self.dtype) if memory is None else memory
 
-    def give(self, name: str, memory: Array) -> None:
-        """Keep memory for the next `take` of this name."""
+    def return_scratch(self, name: str, memory: Array) -> None:
+        """Keep memory for the next `scratch_memory` of this name."""
         self._spare[name] = memory
 
 
@@ -103,7 +103,11 @@ def first_value(key: Key, values: list[Any], taken: bool) -> Array | RowSparseAr
     if len(values) > 1:
         raise DuplicateKeyError(f"key {key!r} occurs {len(values)} times in one init; give it one value")
     value = values[0]
-    return checked(value) if isinstance(value, RowSparseArray) else readable(value, f"value of key {key!r}")
+    return (
+        checked_rows(value)
+        if isinstance(value, RowSparseArray)
+        else readable_array(value, f"value of key {key!r}")
+    )
 
 
 def initialised_already(key: Key) -> DuplicateKeyError:
@@ -114,13 +118,15 @@ def initialised_already(key: Key) -> DuplicateKeyError:
     )
 
 
-def check_shape(entry: Keyed, array: Array | RowSparseArray, what: str) -> None:
+def check_shape(entry: KeyDescription, array: Array | RowSparseArray, what: str) -> None:
     """Raise ShapeError unless `array` has the key's shape."""
     if array.shape != entry.shape:
         raise ShapeError(f"{what} of key {entry.key!r} has shape {array.shape}, the key has {entry.shape}")
 
 
-def check_same(key: Keyed, is_table: bool, value: Array | RowSparseArray, where: str, rank: int) -> None:
+def check_same(
+    key: KeyDescription, is_table: bool, value: Array | RowSparseArray, where: str, rank: int
+) -> None:
     """Raise an error unless a value of worker `rank` has the form of the key `where` it was made."""
     if is_table != isinstance(value, RowSparseArray):
         there = "row-sparse" if is_table else "dense"
@@ -138,7 +144,7 @@ def not_row_sparse(key: Key) -> ArrayError:
     return ArrayError(f"key {key!r} holds a dense array; row_sparse_pull reads row-sparse keys only")
 
 
-def check_dtype(entry: Keyed, dtype: np.dtype[Any]) -> None:
+def check_dtype(entry: KeyDescription, dtype: np.dtype[Any]) -> None:
     """Raise DTypeError unless `dtype` is the key's, in any byte order."""
     if not same_type(dtype, entry.dtype):
         name = f"{'ml_dtypes' if entry.dtype.name == 'bfloat16' else 'np'}.{entry.dtype.name}"
@@ -149,7 +155,12 @@ def check_dtype(entry: Keyed, dtype: np.dtype[Any]) -> None:
 
 
 def sparse_outs(
-    entry: Keyed, is_table: bool, outs: list[Any], ignore_sparse: bool, told: set[Key], log: logging.Logger
+    entry: KeyDescription,
+    is_table: bool,
+    outs: list[Any],
+    ignore_sparse: bool,
+    told: set[Key],
+    log: logging.Logger,
 ) -> list[RowSparseArray]:
     """Return the row-sparse outs of a pull, which are unchanged unless the caller asks for them.
 
@@ -168,57 +179,57 @@ def sparse_outs(
     return sparse
 
 
-def sparse_source(entry: Keyed, value: RowSparseArray) -> RowSparseArray:
+def sparse_source(entry: KeyDescription, value: RowSparseArray) -> RowSparseArray:
     """Return `value` if it can be pushed to the key."""
-    value = checked(value)
+    value = checked_rows(value)
     check_dtype(entry, value.dtype)
     check_shape(entry, value, "value")
     return value
 
 
-def row_source(entry: Keyed, value: Any) -> RowSparseArray:
+def row_source(entry: KeyDescription, value: Any) -> RowSparseArray:
     """View or copy `value` as rows that can be pushed to a table; a dense one has all of them."""
     if isinstance(value, RowSparseArray):
         return sparse_source(entry, value)
     return with_all_rows(dense_source(entry, value))
 
 
-def dense_source(entry: Keyed, value: Any) -> Array:
+def dense_source(entry: KeyDescription, value: Any) -> Array:
     """View or copy `value` as a plain array that can be pushed to the key."""
     if isinstance(value, RowSparseArray):
         return sparse_source(entry, value).todense()
-    array = readable(value, f"value of key {entry.key!r}")
+    array = readable_array(value, f"value of key {entry.key!r}")
     check_dtype(entry, array.dtype)
     check_shape(entry, array, "value")
     return array
 
 
-def dense_out(entry: Keyed, out: Any) -> tuple[Array, Deliver | None]:
+def dense_out(entry: KeyDescription, out: Any) -> tuple[Array, Deliver | None]:
     """Return `out` as a plain array for the key's value, and a function that copies it back, if needed."""
-    array, deliver = writable(out, f"out of key {entry.key!r}")
+    array, deliver = writable_array(out, f"out of key {entry.key!r}")
     check_shape(entry, array, "out")
     return array, deliver
 
 
 def copy_into(home: Array, array: Any, key: Key) -> None:
     """Copy an array to one of the key's shape."""
-    source = readable(array, f"array for key {key!r}")
+    source = readable_array(array, f"array for key {key!r}")
     if source.shape != home.shape:
         raise ShapeError(f"array for key {key!r} has shape {source.shape}, the key has {home.shape}")
     np.copyto(home, source, casting="same_kind")
 
 
-def dense_of(entry: Entry) -> Array:
+def dense_of(entry: StoredKey) -> Array:
     """Return the value as a dense array: live memory, or a copy if a table lacks rows."""
     return entry.value if entry.table is None else entry.table.dense()
 
 
-def conversion(entry: Entry, out: Array) -> Deliver:
+def out_conversion(entry: StoredKey, out: Array) -> Deliver:
     """Return a function that converts the stored value to the type of `out` when it is called."""
     return partial(copy_out, entry, out)
 
 
-def copy_out(entry: Entry, out: Array) -> None:
+def copy_out(entry: StoredKey, out: Array) -> None:
     """Copy the stored value to an array of the key's shape, of any type."""
     if entry.table is not None:
         entry.table.copy_dense(out)
@@ -226,7 +237,7 @@ def copy_out(entry: Entry, out: Array) -> None:
         np.copyto(out, entry.value, casting="unsafe")
 
 
-def row_ids(entry: Keyed, ids: Any) -> Array:
+def row_ids(entry: KeyDescription, ids: Any) -> Array:
     """Return sorted, unique, checked row ids; fractions are cut off as in MXNet."""
     what = f"row_ids of key {entry.key!r}"
     ids = _whole_numbers(ids, what)
@@ -240,7 +251,7 @@ def row_ids(entry: Keyed, ids: Any) -> Array:
 
 
 def _whole_numbers(ids: Any, what: str) -> Array:
-    given = numbers(ids, what)
+    given = number_array(ids, what)
     if given.size and given.dtype.kind not in "iuf":
         raise DTypeError(f"{what} must be numbers that fit 64 bits, not {given.dtype}")
     if given.dtype.kind == "f" and given.itemsize < 8:

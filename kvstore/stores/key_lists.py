@@ -19,7 +19,7 @@ _LISTS = 16  # lists that are kept;
 _LISTED = 4096  # more, if they have no more keys in all
 
 
-class Columns(Generic[T]):
+class KeyColumns(Generic[T]):
     """Dense, distinct keys, with one array each in a call.
 
     Parameters
@@ -42,7 +42,7 @@ class Columns(Generic[T]):
         self.integral = any(like.dtype.kind in "iu" for like in likes)
         self.nbytes = sum(like.nbytes for like in likes)
 
-    def found(self, given: Any, write: bool) -> tuple[list[Array], bytes] | None:
+    def checked_arrays(self, given: Any, write: bool) -> tuple[list[Array], bytes] | None:
         """Return the arrays of a call and their addresses; None: they need the general path."""
         if type(given) is not list or len(given) != len(self.keys):
             return None

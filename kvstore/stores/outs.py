@@ -12,13 +12,13 @@ from ..arrays.grouping import Group, Key
 from ..arrays.sparse import RowSparseArray
 from ..devices.arrays import device_of
 from ..kernels import cpu
-from .entry import Array, Deliver, Keyed, check_shape, dense_out
+from .entry import Array, Deliver, KeyDescription, check_shape, dense_out
 
 if TYPE_CHECKING:
     from .protocol import Kind
 
 
-class Later(dict[Key, list[Deliver]]):
+class OutDeliveries(dict[Key, list[Deliver]]):
     """The work for the outs of each key that follows the arrival of the call's values."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Later(dict[Key, list[Deliver]]):
         self._converted.append(out)
         self.add(key, deliver)
 
-    def keep_apart(self, wanted: Iterable[tuple[Keyed, list[Array], list[Array]]]) -> None:
+    def defer_overlaps(self, wanted: Iterable[tuple[KeyDescription, list[Array], list[Array]]]) -> None:
         """If an out overlaps another array of the call, write outs at its end, in their order.
 
         `wanted`: for each key the pushed arrays and the arrays to fill. Such a key fills one buffer instead.
@@ -80,7 +80,7 @@ class _KeyForm(NamedTuple):
 
 
 def host_outs(
-    key: Keyed, outs: list[Any], later: Later, value: Callable[[], Array] | None = None
+    key: KeyDescription, outs: list[Any], later: OutDeliveries, value: Callable[[], Array] | None = None
 ) -> tuple[list[Array], list[Any]]:
     """Check the dense outs of a key that are on the host; return those to be filled, and those on GPUs.
 
@@ -99,13 +99,15 @@ def host_outs(
         if array.dtype == key.dtype:
             direct.append(array)
         else:
-            later.convert(key.key, array, partial(convert, value, direct, array))
+            later.convert(key.key, array, partial(convert_out, value, direct, array))
         if deliver is not None:
             later.add(key.key, deliver)
     return direct, on_gpu
 
 
-def check_first_outs(groups: Sequence[Group], outs: Sequence[Group]) -> Iterator[tuple[Keyed, list[Any]]]:
+def check_first_outs(
+    groups: Sequence[Group], outs: Sequence[Group]
+) -> Iterator[tuple[KeyDescription, list[Any]]]:
     """Raise an error, before keys are made, for outs on the host that cannot hold the values.
 
     Yield others.
@@ -115,7 +117,7 @@ def check_first_outs(groups: Sequence[Group], outs: Sequence[Group]) -> Iterator
         shape = getattr(first.get(key), "shape", None)
         if isinstance(shape, tuple):
             new = _KeyForm(key, tuple(shape), first[key].dtype)
-            _, on_gpu = host_outs(new, arrays, Later())
+            _, on_gpu = host_outs(new, arrays, OutDeliveries())
             if on_gpu:
                 yield new, on_gpu
 
@@ -132,7 +134,7 @@ def check_outs(kind: Callable[[Key], Kind], outs: Iterable[Group]) -> None:
                 dense_out(form, out)
 
 
-def convert(value: Callable[[], Array] | None, filled: list[Array], out: Array) -> None:
+def convert_out(value: Callable[[], Array] | None, filled: list[Array], out: Array) -> None:
     """Write the result to an array of another element type.
 
     The source is an array that the round has filled, if there is one: each worker has its own result of a

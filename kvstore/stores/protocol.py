@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..observe.native._observe import Counters
-    from ..optimizer.states import Content
+    from ..optimizer.states import StatesContent
 
 Kind = tuple[str, str, tuple[int, ...]]
 
@@ -205,15 +205,15 @@ class Backend(Protocol):
         """Read the states of the present optimizer from a file."""
         from ..optimizer import states
 
-        self.adopt_states(states.read(path))
+        self.adopt_states(states.read_states(path))
 
     def gather_states(self) -> Updater:
         """Return the present optimizer with the states of all keys in host memory. They can be live."""
 
-    def adopt_states(self, content: Content) -> None:
+    def adopt_states(self, content: StatesContent) -> None:
         """Replace states, counts and settings by those of a file, for all workers."""
 
-    def follow_states(self, content: Content) -> None:
+    def follow_states(self, content: StatesContent) -> None:
         """Update the settings and counts in this worker after another worker has replaced the states."""
         return
 

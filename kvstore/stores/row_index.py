@@ -38,38 +38,38 @@ class RowIndex:
         last_ids, last_found = self._last
         if len(ids) == len(last_ids) and np.array_equal(ids, last_ids):
             return last_found.copy()
-        found = _located(self._old, ids)
+        found = _locate_ids(self._old, ids)
         if len(self._new[0]) and (missing := np.flatnonzero(found < 0)).size:
-            found[missing] = _located(self._new, ids[missing])
+            found[missing] = _locate_ids(self._new, ids[missing])
         self._last = ids.copy(), found.copy()
         return found
 
     def add(self, ids: Ids, where: Ids) -> None:
         """Add absent rows, by ascending ids."""
-        self._new, self._last = _inserted(self._new, ids, where), NONE
+        self._new, self._last = _insert_ids(self._new, ids, where), NONE
         if len(self._new[0]) > max(_LEAST, len(self._old[0]) // _SHARE):
-            self.all()
+            self.all_ids()
 
-    def all(self) -> IdPositions:
+    def all_ids(self) -> IdPositions:
         """Return all ids, ascending, and the position of each."""
         if len(self._new[0]):
-            self._old, self._new = _inserted(self._old, *self._new), NONE
+            self._old, self._new = _insert_ids(self._old, *self._new), NONE
         return self._old
 
     def mark(self) -> tuple[IdPositions, IdPositions]:
-        """Return the state for `go_back`."""
+        """Return the state for `restore_mark`."""
         return self._old, self._new
 
-    def go_back(self, mark: tuple[IdPositions, IdPositions]) -> None:
+    def restore_mark(self, mark: tuple[IdPositions, IdPositions]) -> None:
         """Restore the state of a mark."""
         (self._old, self._new), self._last = mark, NONE
 
 
-def _located(pair: IdPositions, ids: Ids) -> Ids:
+def _locate_ids(pair: IdPositions, ids: Ids) -> Ids:
     found = cpu.locate_ids(pair[0], ids)
     return np.where(found >= 0, pair[1][found], -1) if len(pair[1]) else found
 
 
-def _inserted(pair: IdPositions, ids: Ids, where: Ids) -> IdPositions:
+def _insert_ids(pair: IdPositions, ids: Ids, where: Ids) -> IdPositions:
     at = np.searchsorted(pair[0], ids)
     return np.insert(pair[0], at, ids), np.insert(pair[1], at, where)

@@ -76,7 +76,7 @@ class RowTable:
 
     def _new_rows(self, like: Array, count: int) -> Array:
         """Return memory for at least `count` rows like those of `like`."""
-        return _room(like, count)
+        return _row_capacity(like, count)
 
     def _new_whole(self, like: Array) -> Array:
         """Return memory for all rows."""
@@ -87,17 +87,17 @@ class RowTable:
     def assign(self, value: RowSparseArray) -> None:
         """Replace the rows by `value`; states of rows stay."""
         self.hide()
-        if self.tree() is None:
-            self._take_over(value.indices.copy(), pages.copy(value.data))
+        if self.state_tree() is None:
+            self._set_rows(value.indices.copy(), pages.copy(value.data))
             return
         self.blank[...] = 0
         self.held[...] = 0
-        positions = self._hold(value.indices)
+        positions = self._hold_rows(value.indices)
         self.held[positions] = value.data
 
     def assign_all(self, rows: Array) -> None:
         """Hold all rows, with these values."""
-        self.fill()
+        self.hold_all()
         np.copyto(self.held, rows.reshape(self.shape))
 
     def read(self, ids: Ids | None) -> tuple[Ids, Array]:
@@ -105,7 +105,7 @@ class RowTable:
         if ids is None:
             ids = self._all_ids()
         rows = np.empty((len(ids), *self.shape[1:]), self.dtype)
-        self._gather(ids, rows)
+        self._gather_rows(ids, rows)
         return ids, rows
 
     def copy_rows(self, out: RowSparseArray, ids: Ids | None) -> None:
@@ -115,7 +115,7 @@ class RowTable:
             ids = self._all_ids()
         block = reserve_rows(out, len(ids))
         if block.dtype == self.dtype:
-            self._gather(ids, block)
+            self._gather_rows(ids, block)
         else:
             np.copyto(block, self.read(ids)[1], casting="unsafe")
         out.data, out.indices = block, ids
@@ -126,7 +126,7 @@ class RowTable:
             if self.index is None:
                 np.copyto(out, self.held, casting="unsafe")
                 return
-            ids, where = self.index.all()
+            ids, where = self.index.all_ids()
             np.copyto(out, self.blank, casting="unsafe")
             out[ids] = self.held[where].astype(out.dtype, copy=False)
 
@@ -140,9 +140,9 @@ class RowTable:
     def show_all(self) -> None:
         """Hold every row if an absent one is not zero."""
         if self.index is not None and self.blank.astype(bool).any():
-            self.fill()
+            self.hold_all()
 
-    def fill(self) -> Array:
+    def hold_all(self) -> Array:
         """Hold every row, in their order, and return the table.
 
         KVStoreError: there is no memory for that.
@@ -151,18 +151,20 @@ class RowTable:
         if self.index is None:
             return self.held
         try:
-            self._fill(self.index.all())
+            self._fill_rows(self.index.all_ids())
         except (MemoryError, OverflowError) as error:
             raise KVStoreError(self._too_large()) from error
         return self.held
 
-    def _fill(self, order: IdPositions) -> None:
-        before, tree = self.held, self.tree()
-        block = spread(before, self.blank, order, self._new_whole(before))
+    def _fill_rows(self, order: IdPositions) -> None:
+        before, tree = self.held, self.state_tree()
+        block = spread_rows(before, self.blank, order, self._new_whole(before))
         if tree is not None:
             self._blank_for(self.updater)
             self._set_tree(
-                _mapped(lambda a, blank: spread(a, blank, order, self._new_whole(a)), tree, self.blank_tree)
+                _map_trees(
+                    lambda a, blank: spread_rows(a, blank, order, self._new_whole(a)), tree, self.blank_tree
+                )
             )
         self._block, self.index, self.count = block, None, self.shape[0]
         self._rooms = []
@@ -179,38 +181,38 @@ class RowTable:
         """Return the ids of the rows held, ascending, as a new array."""
         if self.index is None:
             return np.arange(self.shape[0], dtype=np.int64)
-        return self.index.all()[0].copy()
+        return self.index.all_ids()[0].copy()
 
-    def _gather(self, ids: Ids, rows: Array) -> None:
-        positions = self._positions(ids)
+    def _gather_rows(self, ids: Ids, rows: Array) -> None:
+        positions = self._row_positions(ids)
         every = self.index is None and len(ids) == self.count
         cpu.reduce_rows([self.held], [None if every else positions], rows)
         if self.index is not None and self.blank.view(np.uint8).any():
             rows[positions < 0] = self.blank[0]
 
-    def _take_over(self, ids: Ids, rows: Array) -> None:
+    def _set_rows(self, ids: Ids, rows: Array) -> None:
         self._block, self.count = rows, len(ids)
         full = len(ids) == self.shape[0]
         self.index = None if full else RowIndex(ids, np.arange(len(ids), dtype=np.int64))
         self.blank[...] = 0
 
-    def _positions(self, ids: Ids) -> Ids:
+    def _row_positions(self, ids: Ids) -> Ids:
         """Return the positions of rows; -1 for absent ones."""
         return ids if self.index is None else self.index.positions(ids)
 
-    def _hold(self, ids: Ids) -> Ids:
+    def _hold_rows(self, ids: Ids) -> Ids:
         """Return the positions of rows of ascending ids; absent ones are added as copies of the blank row."""
-        positions = self._positions(ids)
+        positions = self._row_positions(ids)
         if self.index is not None and (new := positions < 0).any():
             positions[new] = np.arange(self.count, self.count + int(new.sum()))
-            self._add(ids[new], positions[new])
+            self._add_rows(ids[new], positions[new])
         return positions
 
-    def _add(self, ids: Ids, positions: Ids) -> None:
+    def _add_rows(self, ids: Ids, positions: Ids) -> None:
         assert self.index is not None
-        before, tree = self.held, self.tree()
+        before, tree = self.held, self.state_tree()
         count = before.shape[0] + len(ids)
-        self._block = self._grown(self._block, before, self.blank, count)
+        self._block = self._grow_memory(self._block, before, self.blank, count)
         if tree is not None:
             rooms = iter(self._rooms)
 
@@ -218,15 +220,15 @@ class RowTable:
                 room = next(rooms, leaf)
                 if room.ctypes.data != leaf.ctypes.data:  # the state was replaced
                     room = leaf
-                return self._grown(room, leaf, blank, count)
+                return self._grow_memory(room, leaf, blank, count)
 
-            grown = _mapped(grow, tree, self.blank_tree)
+            grown = _map_trees(grow, tree, self.blank_tree)
             self._rooms = list(arrays_of(grown))
-            self._set_tree(_mapped(lambda a, _: a[:count], grown, grown))
+            self._set_tree(_map_trees(lambda a, _: a[:count], grown, grown))
         self.index.add(ids, positions)
         self.count = count
 
-    def _grown(self, room: Array, rows: Array, blank: Array, count: int) -> Array:
+    def _grow_memory(self, room: Array, rows: Array, blank: Array, count: int) -> Array:
         """Return memory that begins with `rows`, with copies of the blank row after them, up to `count`."""
         if len(room) < count:
             room = self._new_rows(rows, count)
@@ -239,13 +241,13 @@ class RowTable:
         """Hold no more rows than before if the body raises."""
         index, count = self.index, self.count
         mark = None if index is None else index.mark()
-        updater, tree = self.updater, self.tree()
+        updater, tree = self.updater, self.state_tree()
         try:
             yield
         except BaseException:
             self.index, self.count = index, count
             if index is not None and mark is not None:
-                index.go_back(mark)
+                index.restore_mark(mark)
             if tree is not None and self.updater is updater:
                 self._set_tree(tree)
             elif self.updater is not None:  # made by the update that failed
@@ -254,7 +256,7 @@ class RowTable:
 
     # --------------------------------------------------------------------------------------------- states
 
-    def tree(self) -> Tree:
+    def state_tree(self) -> Tree:
         """Return the optimizer's state of the rows held; None also if there is none yet."""
         return None if self.updater is None else self.updater.states.get(self.key)
 
@@ -265,7 +267,7 @@ class RowTable:
         """
         assert self.index is not None
         try:
-            return spread_tree(tree, blank, self.index.all(), self.shape[0])
+            return spread_tree(tree, blank, self.index.all_ids(), self.shape[0])
         except (MemoryError, OverflowError) as error:
             raise KVStoreError(
                 f"the states of table {self.key!r} with all its {self.shape[0]} rows do not fit the memory "
@@ -279,14 +281,14 @@ class RowTable:
     def ids_as_they_lie(self) -> Ids:
         """Return the ids of the rows held, in the order of their positions."""
         assert self.index is not None
-        ids, where = self.index.all()
+        ids, where = self.index.all_ids()
         lying = np.empty(self.count, np.int64)
         lying[where] = ids
         return lying
 
     def follow(self) -> None:
         """Update float32 copies of 16-bit rows after a change outside of pushes."""
-        updater, tree = self.updater, self.tree()
+        updater, tree = self.updater, self.state_tree()
         if updater is None or tree is None:
             return
         updater.follow(self.key, self.held)
@@ -322,7 +324,7 @@ class RowTable:
         if len(room) < len(ids) or any(np.may_share_memory(room, source.data) for source in sources):
             room = pages.empty((len(ids), *self.shape[1:]), self.dtype)
         cpu.reduce_rows(datas, maps, room[: len(ids)])
-        self._take_over(ids if len(ids) == self.shape[0] else ids.copy(), room)
+        self._set_rows(ids if len(ids) == self.shape[0] else ids.copy(), room)
         self.updater = self._blank_of = self.blank_tree = None
 
     def update(self, parts: Merged, context: UpdaterContext, before: Array | None = None) -> Plan:
@@ -333,30 +335,30 @@ class RowTable:
         self.hide()
         ids, maps, datas = parts
         with self._unless_it_fails(), context as updater:
-            positions = self._hold(ids)
+            positions = self._hold_rows(ids)
             plan = kind, params, master, states = self._plan(updater)
             where = None if self.index is None and len(ids) == self.count else positions
             self._note_changes(where, [self.held, *states, *([] if master is None else [master])])
             cpu.update_rows(kind, params, datas, maps, where, self.held, master, states, before)
-        self._settle()
+        self._order_rows()
         return plan
 
     def update_all(self, gradient: RowSparseArray, context: UpdaterContext) -> None:
         """Update every row; rows without a gradient get zero."""
         self.hide()
         with self._unless_it_fails(), context as updater:
-            positions = self._hold(gradient.indices)
+            positions = self._hold_rows(gradient.indices)
             whole = self._spread_gradient(gradient, positions)
             kind, params, master, states = self._plan(updater)
             items: list[cpu.UpdateItem] = [(kind, params, [whole], self.held, master, states, [])]
             if self.index is not None:
                 items.append(self._blank_item(updater.optimizer, kind, params))
-            changes = [self.held, *arrays_of(self.tree())]
+            changes = [self.held, *arrays_of(self.state_tree())]
             if self.index is not None:
                 changes += [self.blank, *arrays_of(self.blank_tree)]
             self._note_changes(None, changes)
             cpu.update(items)
-        self._settle()
+        self._order_rows()
 
     def _spread_gradient(self, gradient: RowSparseArray, positions: Ids) -> Array:
         if self.index is None and len(positions) == self.count:
@@ -377,7 +379,7 @@ class RowTable:
             kind, params, master, states = self._plan(updater)
             cpu.update([(kind, params, sources, self.held, master, states, [])])
 
-    def call(self, gradient: Array | RowSparseArray, context: UpdaterContext) -> None:
+    def call_rule(self, gradient: Array | RowSparseArray, context: UpdaterContext) -> None:
         """Call a rule in Python with the rows held, which are all if it needs them.
 
         If it raises, rows and states are as before.
@@ -386,22 +388,22 @@ class RowTable:
         with self._unless_it_fails(), context as updater:
             rows = None
             if isinstance(gradient, RowSparseArray):
-                rows = self._hold(gradient.indices)
+                rows = self._hold_rows(gradient.indices)
                 gradient = trusted_rows(gradient.data, rows, self.held.shape)
             if self.index is not None:
                 self._blank_for(updater)
-            changes = [self.held, *arrays_of(self.tree())]
+            changes = [self.held, *arrays_of(self.state_tree())]
             some = rows if works_by_rows(updater.optimizer) else None
             self._note_changes(some, changes)
-            with undone(changes, some):
+            with undo_on_error(changes, some):
                 updater(self.key, gradient, self.held)
-        self._settle()
+        self._order_rows()
 
-    def _settle(self) -> None:
+    def _order_rows(self) -> None:
         """Order all rows once all are held: then no index is needed."""
         if self.index is not None and self.count == self.shape[0]:
             with suppress(KVStoreError):
-                self.fill()
+                self.hold_all()
 
 
 # ---------------------------------------------------------------------------------------------------- rules
@@ -426,7 +428,7 @@ def needs_all_rows(optimizer: Optimizer) -> bool:
 
 
 @contextmanager
-def undone(arrays: list[Array], rows: Ids | None = None) -> Iterator[None]:
+def undo_on_error(arrays: list[Array], rows: Ids | None = None) -> Iterator[None]:
     """Restore arrays, or these rows of them, if the body raises."""
     before = [array.copy() if rows is None else array[rows] for array in arrays]
     try:
@@ -439,12 +441,14 @@ def undone(arrays: list[Array], rows: Ids | None = None) -> Iterator[None]:
 
 def spread_tree(tree: Tree, blank: Tree, order: IdPositions, n: int) -> Tree:
     """Return the state of all `n` rows: that of `order`, and copies of the blank one for others."""
-    return _mapped(
-        lambda rows, one: spread(rows, one, order, pages.empty((n, *rows.shape[1:]), rows.dtype)), tree, blank
+    return _map_trees(
+        lambda rows, one: spread_rows(rows, one, order, pages.empty((n, *rows.shape[1:]), rows.dtype)),
+        tree,
+        blank,
     )
 
 
-def spread(rows: Array, blank: Array, order: IdPositions, table: Array) -> Array:
+def spread_rows(rows: Array, blank: Array, order: IdPositions, table: Array) -> Array:
     """Write every row to a table: `rows[where]` at `ids`, copies of the blank row elsewhere."""
     ids, where = order
     table[...] = blank
@@ -452,18 +456,18 @@ def spread(rows: Array, blank: Array, order: IdPositions, table: Array) -> Array
     return table
 
 
-def _mapped(change: Callable[[Array, Array], Array], tree: Tree, counterpart: Tree) -> Tree:
+def _map_trees(change: Callable[[Array, Array], Array], tree: Tree, counterpart: Tree) -> Tree:
     """Build a state: `change` of each array of `tree` and its counterpart in the other state."""
     if isinstance(tree, tuple):
         assert isinstance(counterpart, tuple)
-        return tuple(_mapped(change, part, other) for part, other in zip(tree, counterpart, strict=True))
+        return tuple(_map_trees(change, part, other) for part, other in zip(tree, counterpart, strict=True))
     if tree is None:
         return None
     assert isinstance(counterpart, np.ndarray)
     return change(tree, counterpart)
 
 
-def _room(rows: Array, count: int) -> Array:
+def _row_capacity(rows: Array, count: int) -> Array:
     """Return memory for more rows: addresses for many, of which only touched pages use memory.
 
     So a table that grows is rarely copied.

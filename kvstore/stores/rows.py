@@ -19,7 +19,7 @@ Ids = npt.NDArray[np.int64]
 Merged = tuple[Ids, list[Ids | None], list[Array]]
 
 
-def merge(sources: list[RowSparseArray]) -> Merged:
+def merge_rows(sources: list[RowSparseArray]) -> Merged:
     """Return the union of the sources' rows, with their positions in each source.
 
     Ids that all sources have are not copied. Sources without rows are left out.
@@ -38,9 +38,9 @@ def _have_same_rows(one: RowSparseArray, other: RowSparseArray) -> bool:
     return len(mine) == one.shape[0] or (mine[-1] == others[-1] and np.array_equal(mine, others))
 
 
-def merged(sources: list[RowSparseArray]) -> RowSparseArray:
+def sum_rows(sources: list[RowSparseArray]) -> RowSparseArray:
     """Return the sum of `sources` as a new row-sparse array."""
-    rows, maps, datas = merge(sources)
+    rows, maps, datas = merge_rows(sources)
     data = np.empty((len(rows), *sources[0].shape[1:]), sources[0].dtype)
     cpu.reduce_rows(datas, maps, data)
     is_shared = any(rows is source.indices for source in sources)

@@ -50,7 +50,7 @@ class StoreTable(RowTable):
         KVStoreError: there is no memory for these rows.
         """
         if needs_all_rows(main.optimizer):
-            self.fill()
+            self.hold_all()
         return nullcontext(self.attach(main))
 
     def attach(self, main: Updater) -> Updater:
@@ -59,7 +59,7 @@ class StoreTable(RowTable):
         if self.updater is None or self._of is not main.states:  # another optimizer, or states from a file
             self.updater, self._of = Updater(main.optimizer), main.states
         if given is not _MISSING and given is not self.updater.states.get(self.key, _MISSING):
-            self.fill()  # loaded states are those of all rows
+            self.hold_all()  # loaded states are those of all rows
             self.updater.states[self.key] = given
         self._move_states(self.updater, main)
         self.updater.optimizer = main.optimizer
@@ -92,9 +92,9 @@ class StoreTable(RowTable):
         KVStoreError: there is no memory for that.
         """
         if self.index is None:
-            return self.tree()
+            return self.state_tree()
         self._blank_for(self.updater)
-        return self._spread_states(self.tree(), self.blank_tree)
+        return self._spread_states(self.state_tree(), self.blank_tree)
 
     def follow_by(self, main: Updater) -> None:
         """Update float32 copies of 16-bit rows after a change outside of pushes."""

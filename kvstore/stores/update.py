@@ -16,15 +16,15 @@ from ..kernels import cpu
 from ..observe.counters import SUMMING, UPDATING
 from ..optimizer import Optimizer, Updater
 from ..optimizer.updater import Counts
-from .entry import Array, Entry, Keyed
+from .entry import Array, KeyDescription, StoredKey
 from .row_table import is_lazy
-from .rows import merge, merged
+from .rows import merge_rows, sum_rows
 from .store_table import StoreTable
 
 #: The sources of a sum: arrays, one array without a list, or coded arrays.
 Sources = list[Array] | Array | Pushed
 #: A dense key of one call: its entry, the sources, the arrays to fill with the result.
-Work = tuple[Entry, Sources, list[Array] | Array | None]
+Work = tuple[StoredKey, Sources, list[Array] | Array | None]
 Batch = Iterable[Work]
 UserUpdater = Callable[[Key, Any, Array], None]
 
@@ -37,18 +37,18 @@ class WeightUpdate:
     #: Whether `dense` accepts an iterator over arrays without lists.
     takes_columns = False
 
-    def check(self, entry: Entry) -> None:
+    def check(self, entry: StoredKey) -> None:
         """Raise an error if the key's weight cannot be updated this way; called before any change."""
 
     def dense(self, batch: Batch) -> None:
         """Apply the sums of dense values, and write the outs."""
         raise NotImplementedError
 
-    def small(self, entry: Entry, value: Any, out: Any) -> bool:
+    def small(self, entry: StoredKey, value: Any, out: Any) -> bool:
         """Apply the sum of one small key with plain arrays; False: nothing has happened."""
         return False
 
-    def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
+    def rows(self, entry: StoredKey, sources: list[RowSparseArray]) -> None:
         """Apply the sum of row-sparse values."""
         raise NotImplementedError
 
@@ -62,7 +62,7 @@ def apply_with(updater: UserUpdater | None) -> WeightUpdate:
     return CallbackUpdate(updater)
 
 
-def emit(batch: Batch) -> None:
+def emit_outs(batch: Batch) -> None:
     """Copy the stored value of each key to its outs."""
     cpu.reduce([([entry.value], None, outs) for entry, _, outs in batch if outs and entry.table is None])
     for entry, _, outs in batch:
@@ -71,24 +71,24 @@ def emit(batch: Batch) -> None:
                 entry.table.copy_dense(out)
 
 
-def summands(srcs: Sources) -> cpu.Sources:
+def kernel_sources(srcs: Sources) -> cpu.Sources:
     """Return the sources as the kernels need them."""
     return srcs if isinstance(srcs, (list, np.ndarray)) else srcs.sources()
 
 
-def keep(batch: Batch) -> None:
+def keep_residuals(batch: Batch) -> None:
     """Keep the residuals of a batch, whose sums have been applied."""
     for _, srcs, _ in batch:
         if not isinstance(srcs, (list, np.ndarray)):
             srcs.keep()
 
 
-def guarded(srcs: Sources) -> Any:
+def guard_residuals(srcs: Sources) -> Any:
     """Return a context that restores residuals if its body fails."""
     return nullcontext() if isinstance(srcs, (list, np.ndarray)) else srcs.guarded()
 
 
-def check_floating(entry: Keyed, optimizer: Optimizer | None) -> None:
+def check_floating(entry: KeyDescription, optimizer: Optimizer | None) -> None:
     """Raise DTypeError unless the key's weight can be updated by an optimizer, if there is one."""
     if optimizer is not None and entry.dtype.kind in "iu":
         rule = type(optimizer).__name__
@@ -117,19 +117,19 @@ class AssignUpdate(WeightUpdate):
 
     def dense(self, batch: Batch) -> None:
         """Replace all keys in one pass over memory."""
-        cpu.reduce([(summands(srcs), entry.weight(), outs) for entry, srcs, outs in batch])
-        keep(batch)
+        cpu.reduce([(kernel_sources(srcs), entry.weight(), outs) for entry, srcs, outs in batch])
+        keep_residuals(batch)
 
-    def small(self, entry: Entry, value: Any, out: Any) -> bool:
+    def small(self, entry: StoredKey, value: Any, out: Any) -> bool:
         """Replace the value by one call of the kernels."""
         return cpu.reduce_small(value, entry.value, out)
 
-    def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
+    def rows(self, entry: StoredKey, sources: list[RowSparseArray]) -> None:
         """Store the union of the rows; a dense key gets zeros elsewhere."""
         if entry.table is not None:
-            entry.table.replace(sources, merge(sources))
+            entry.table.replace(sources, merge_rows(sources))
             return
-        gradient = merged(sources)
+        gradient = sum_rows(sources)
         entry.value[...] = 0
         entry.value[gradient.indices] = gradient.data
 
@@ -142,7 +142,7 @@ class FusedUpdate(WeightUpdate):
     def __init__(self, updater: Updater) -> None:
         self._updater = updater
 
-    def check(self, entry: Entry) -> None:
+    def check(self, entry: StoredKey) -> None:
         """Refuse integers, which have no gradient."""
         check_floating(entry, self._updater.optimizer)
 
@@ -157,16 +157,16 @@ class FusedUpdate(WeightUpdate):
                 if entry.table is not None:
                     entry.table.attach(self._updater)
                 rule, params, master, states = plan(entry.key, weight)
-                items.append((rule, params, summands(srcs), weight, master, states, outs))
+                items.append((rule, params, kernel_sources(srcs), weight, master, states, outs))
             cpu.update(items)
-            keep(batch)
+            keep_residuals(batch)
         except BaseException as error:
             give_up(self._updater, counts, error)
 
-    def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
+    def rows(self, entry: StoredKey, sources: list[RowSparseArray]) -> None:
         """Update the pushed rows, or all rows if decay and momentum change absent ones too."""
         if entry.table is None and self._updater.optimizer.sparse_mode(False) == "dense":
-            self.dense([(entry, [merged(sources).todense()], [])])
+            self.dense([(entry, [sum_rows(sources).todense()], [])])
             return
         counts = self._updater.snapshot_counts()
         try:
@@ -174,7 +174,7 @@ class FusedUpdate(WeightUpdate):
                 self._update_table(entry.table, sources)
                 return
             rule, params, master, states = self._updater.plan(entry.key, entry.value)
-            rows, maps, datas = merge(sources)
+            rows, maps, datas = merge_rows(sources)
             cpu.update_rows(rule, params, datas, maps, rows, entry.value, master, states)
         except BaseException as error:
             give_up(self._updater, counts, error)
@@ -182,9 +182,9 @@ class FusedUpdate(WeightUpdate):
     def _update_table(self, table: StoreTable, sources: list[RowSparseArray]) -> None:
         context = table.updater_for(self._updater)
         if is_lazy(self._updater.optimizer):
-            table.update(merge(sources), context)
+            table.update(merge_rows(sources), context)
         else:
-            table.update_all(merged(sources), context)
+            table.update_all(sum_rows(sources), context)
 
 
 class CallbackUpdate(WeightUpdate):
@@ -193,7 +193,7 @@ class CallbackUpdate(WeightUpdate):
     def __init__(self, updater: UserUpdater) -> None:
         self._updater = updater
 
-    def check(self, entry: Entry) -> None:
+    def check(self, entry: StoredKey) -> None:
         """Let the callable decide, unless it is an optimizer."""
         if isinstance(self._updater, Updater):
             check_floating(entry, self._updater.optimizer)
@@ -201,26 +201,26 @@ class CallbackUpdate(WeightUpdate):
     def dense(self, batch: Batch) -> None:
         """Sum and call, key by key in their order; then write the outs."""
         for entry, srcs, _ in batch:
-            with entry.scratch("merged") as total, guarded(srcs):
+            with entry.scratch("merged") as total, guard_residuals(srcs):
                 entry.weight()  # with all its rows
-                cpu.reduce([(summands(srcs), total, [])])
-                self._call(entry, total)
-        emit(batch)
+                cpu.reduce([(kernel_sources(srcs), total, [])])
+                self._call_updater(entry, total)
+        emit_outs(batch)
 
-    def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
+    def rows(self, entry: StoredKey, sources: list[RowSparseArray]) -> None:
         """Pass the row-sparse sum to the callable."""
-        self._call(entry, merged(sources))
+        self._call_updater(entry, sum_rows(sources))
 
-    def _call(self, entry: Entry, gradient: Array | RowSparseArray) -> None:
+    def _call_updater(self, entry: StoredKey, gradient: Array | RowSparseArray) -> None:
         if entry.table is not None and isinstance(self._updater, Updater):
             context = entry.table.updater_for(self._updater)
-            with _told(entry.key):
-                entry.table.call(gradient, context)
+            with _updater_errors(entry.key):
+                entry.table.call_rule(gradient, context)
             return
         weight = entry.weight()
         # Views: an updater may change the attributes of its arrays as it likes.
         shown = gradient if isinstance(gradient, RowSparseArray) else gradient.view()
-        with entry.scratch("before") as before, _told(entry.key):
+        with entry.scratch("before") as before, _updater_errors(entry.key):
             np.copyto(before, weight)
             try:
                 self._updater(entry.key, shown, weight.view())
@@ -230,7 +230,7 @@ class CallbackUpdate(WeightUpdate):
 
 
 @contextmanager
-def _told(key: Key) -> Iterator[None]:
+def _updater_errors(key: Key) -> Iterator[None]:
     """Raise an exception of the user's code as an error of the updater; KeyboardInterrupt does not change."""
     try:
         yield

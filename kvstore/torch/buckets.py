@@ -19,7 +19,7 @@ def push_order(store: KVStore, slots: list[GradientSlot]) -> list[GradientSlot] 
     return None if store.is_capable("optimizer") else slots[::-1]
 
 
-class Buckets:
+class GradientBuckets:
     """Collects complete gradients, and pushes them when they fill a bucket.
 
     Parameters
@@ -54,15 +54,15 @@ class Buckets:
     def add(self, slot: GradientSlot, takes_part: Callable[[GradientSlot], bool]) -> None:
         """Add a complete gradient; with a fixed order, add all gradients that are next in that order."""
         if self._order is None:
-            self._put(slot)
+            self._put_slot(slot)
             return
         for ready in self._order:
             if ready.ready and not ready.queued:
-                self._put(ready)
+                self._put_slot(ready)
             elif not ready.ready and takes_part(ready):
                 return
 
-    def add_rest(
+    def add_remaining(
         self, slots: list[GradientSlot], takes_part: Callable[[GradientSlot], bool], waits: bool = False
     ) -> None:
         """Add and push all gradients that are not pushed yet, and zeros for absent gradients.
@@ -71,8 +71,8 @@ class Buckets:
         """
         for slot in self._order or reversed(slots):
             if takes_part(slot) and not slot.queued:
-                self._put(slot)
-        self._push(waits)
+                self._put_slot(slot)
+        self._push_bucket(waits)
 
     def record_step(self, begin: int) -> None:
         """Record the end of an exchange, and the buckets that it has pushed, in the timeline."""
@@ -81,14 +81,14 @@ class Buckets:
         self._pushed.clear()
         self._marks.step(begin)
 
-    def _put(self, slot: GradientSlot) -> None:
+    def _put_slot(self, slot: GradientSlot) -> None:
         slot.queued = True
         self._bucket.append(slot)
         self._nbytes += slot.nbytes
         if self._nbytes >= self._full:
-            self._push()
+            self._push_bucket()
 
-    def _push(self, waits: bool = False) -> None:
+    def _push_bucket(self, waits: bool = False) -> None:
         bucket, nbytes = self._bucket, self._nbytes
         self._bucket, self._nbytes = [], 0
         if not bucket:

@@ -53,12 +53,12 @@ def save_checkpoint(
     ConfigError, StateFileError, TimeoutError, KVStoreError
         As `CheckpointManager.save`.
     """
-    if _checked(optimizer).store.rank != 0:
+    if _checked_optimizer(optimizer).store.rank != 0:
         return
     arrays: dict[str, Any] = {}
     states = None if _is_on_store(optimizer) else optimizer.state_dict()
-    said = {_MODEL: _packed(dict(model.state_dict()), "model", arrays)}
-    said[_OPTIMIZER] = _packed(states, "optimizer", arrays)
+    said = {_MODEL: _pack_value(dict(model.state_dict()), "model", arrays)}
+    said[_OPTIMIZER] = _pack_value(states, "optimizer", arrays)
     manager.save(optimizer.store, step, extra={"user": extra or {}, **said}, arrays=arrays)
 
 
@@ -81,7 +81,7 @@ def restore_checkpoint(
         The file was not written by `save_checkpoint`, or does not match the store; see
         `CheckpointManager.restore`.
     """
-    store: KVStore = _checked(optimizer).store
+    store: KVStore = _checked_optimizer(optimizer).store
     found = manager.restore(store)
     if found is None:
         return None
@@ -89,9 +89,9 @@ def restore_checkpoint(
         raise StateFileError(
             f"the checkpoint of step {found.step} has no model: it is not of save_checkpoint"
         )
-    model.load_state_dict(_unpacked(found.extra[_MODEL], found.arrays))
+    model.load_state_dict(_unpack_value(found.extra[_MODEL], found.arrays))
     optimizer.note_weights()
-    states = _unpacked(found.extra[_OPTIMIZER], found.arrays)
+    states = _unpack_value(found.extra[_OPTIMIZER], found.arrays)
     if (states is None) != _is_on_store(optimizer):
         raise StateFileError(
             f"the checkpoint of step {found.step} is of an optimizer with another update_on_kvstore"
@@ -101,7 +101,7 @@ def restore_checkpoint(
     return Checkpoint(found.step, found.extra["user"], {})
 
 
-def _checked(optimizer: Any) -> DistributedOptimizer:
+def _checked_optimizer(optimizer: Any) -> DistributedOptimizer:
     if not isinstance(optimizer, DistributedOptimizer):
         raise ArgumentError(
             f"a checkpoint is of a DistributedOptimizer, not of {type_name(optimizer)}; with another one use "
@@ -114,34 +114,34 @@ def _is_on_store(optimizer: DistributedOptimizer) -> bool:
     return isinstance(optimizer._optimizer, StoreOptimizer)
 
 
-def _packed(value: Any, name: str, arrays: dict[str, Any]) -> Any:
+def _pack_value(value: Any, name: str, arrays: dict[str, Any]) -> Any:
     """Return a value in types that JSON has, and put its tensors into `arrays`."""
     if isinstance(value, torch.Tensor):
         arrays[name] = value.detach().cpu().contiguous()
         return {"tensor": name}
     if isinstance(value, Mapping):
-        return {"dict": [[key, _packed(one, f"{name}/{key}", arrays)] for key, one in value.items()]}
+        return {"dict": [[key, _pack_value(one, f"{name}/{key}", arrays)] for key, one in value.items()]}
     if isinstance(value, (list, tuple)):
-        parts = [_packed(one, f"{name}/{at}", arrays) for at, one in enumerate(value)]
+        parts = [_pack_value(one, f"{name}/{at}", arrays) for at, one in enumerate(value)]
         return {"tuple" if isinstance(value, tuple) else "list": parts}
     if not isinstance(value, _PLAIN):
         raise ArgumentError(f"{name} is {type_name(value)}, which a checkpoint cannot hold")
     return value
 
 
-def _unpacked(said: Any, arrays: Mapping[str, Any]) -> Any:
+def _unpack_value(said: Any, arrays: Mapping[str, Any]) -> Any:
     if not isinstance(said, dict):
         return said
     ((form, content),) = said.items()
     if form == "tensor":
-        return _tensor(arrays[content])
+        return _tensor_of(arrays[content])
     if form == "dict":
-        return {key: _unpacked(one, arrays) for key, one in content}
-    parts = [_unpacked(one, arrays) for one in content]
+        return {key: _unpack_value(one, arrays) for key, one in content}
+    parts = [_unpack_value(one, arrays) for one in content]
     return tuple(parts) if form == "tuple" else parts
 
 
-def _tensor(array: Any) -> Tensor:
+def _tensor_of(array: Any) -> Tensor:
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)

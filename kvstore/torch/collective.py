@@ -64,7 +64,7 @@ def all_gather_object(store: KVStore, value: Any) -> list[Any]:
     return collective_of(store).all_gather_object(value, _TENSORS)
 
 
-def _view(value: Any) -> np.ndarray[Any, Any] | None:
+def _host_view(value: Any) -> np.ndarray[Any, Any] | None:
     """View a tensor of a type that NumPy supports, on the host."""
     if not isinstance(value, torch.Tensor) or value.dtype == torch.bfloat16:
         return None
@@ -72,4 +72,4 @@ def _view(value: Any) -> np.ndarray[Any, Any] | None:
     return found
 
 
-_TENSORS = ArrayKind(_view, copied_tensor)
+_TENSORS = ArrayKind(_host_view, copied_tensor)

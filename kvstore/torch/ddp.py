@@ -14,14 +14,14 @@ from ..averaging.checks import check_size, check_store, check_sums
 from ..engine import Work, ended_at
 from ..errors import ArgumentError
 from ..observe.timeline.marks import Marks
-from ..store import KVStore, counters_of, divides, start_pushpull
+from ..store import KVStore, can_divide_values, counters_of, start_pushpull
 from .overlap_choice import overlaps_backward
 from .tensors import (
     Tensor,
     as_array,
     check_prefix,
     check_tensor,
-    divided,
+    divide_rows,
     no_rows,
     rows_of,
     sparse_tensor,
@@ -30,7 +30,7 @@ from .tensors import (
 
 
 @dataclass
-class _Bucket:
+class _DDPBucket:
     """Gradients that DistributedDataParallel has in one array, and the call that averages them."""
 
     buffer: Tensor
@@ -89,7 +89,7 @@ class HookState:
         self.store = store
         self._prefix, self._overlap = prefix, overlap
         self._keys: dict[Tensor, str] = {}
-        self._waiting: list[_Bucket] = []  # buckets of the next call
+        self._waiting: list[_DDPBucket] = []  # buckets of the next call
         self._pending: list[tuple[Callable[[], Tensor], Any]] = []
         self._at_once = False
         self._marks = Marks(counters_of(store))
@@ -111,7 +111,7 @@ class HookState:
         self._pending.append((begin(bucket, buffer), torch.futures.Future(devices=devices)))
         _, future = self._pending[-1]
         if self._at_once or bucket.is_last():
-            self._finish()
+            self._finish_bucket()
         return future
 
     def _detect_numbering(self, bucket: Any) -> None:
@@ -126,10 +126,10 @@ class HookState:
         elif self._pending:
             self._at_once = True
 
-    def _finish(self) -> None:
+    def _finish_bucket(self) -> None:
         pending, self._pending = self._pending, []
         begin = self._marks.begin()
-        self._push(waits=True)
+        self._push_collected(waits=True)
         results = [finish() for finish, _ in pending]
         if not self._at_once:
             self._compare_workers()
@@ -151,13 +151,13 @@ class HookState:
         parameters = bucket.parameters()
         parts = buffer.split([parameter.numel() for parameter in parameters])
         arrays = [as_array(part.detach()) for part in parts]
-        one = _Bucket(buffer, self._keys_of(parameters, arrays), arrays)
+        one = _DDPBucket(buffer, self._keys_of(parameters, arrays), arrays)
         self._waiting.append(one)
         if overlaps_backward(self.store, self._overlap, [buffer]):
-            self._push()
-        return partial(self._complete, one)
+            self._push_collected()
+        return partial(self._complete_bucket, one)
 
-    def _push(self, waits: bool = False) -> None:
+    def _push_collected(self, waits: bool = False) -> None:
         """Start to average the collected gradients, in one call.
 
         `waits`: the caller waits for the call next.
@@ -168,7 +168,7 @@ class HookState:
         keys = [key for one in buckets for key in one.keys]
         arrays = [value for one in buckets for value in one.arrays]
         divisor = self.store.num_workers
-        if divisor > 1 and not divides(self.store, arrays):
+        if divisor > 1 and not can_divide_values(self.store, arrays):
             for one in buckets:
                 one.buffer.div_(divisor)
             divisor = 1
@@ -177,22 +177,22 @@ class HookState:
         for one in buckets:
             one.begin, one.work = begin, work
 
-    def _complete(self, bucket: _Bucket) -> Tensor:
+    def _complete_bucket(self, bucket: _DDPBucket) -> Tensor:
         work, buffer = bucket.work, bucket.buffer
-        _wait(work)
+        _wait_for_work(work)
         if bucket.begin and work is not None:
             self._marks.bucket(bucket.begin, ended_at(work), buffer.numel() * buffer.element_size())
         return buffer
 
     def _start_rows(self, bucket: Any, gradient: Tensor) -> Callable[[], Tensor]:
         (parameter,) = bucket.parameters()
-        rows = divided(rows_of(gradient, f"bucket {bucket.index()}"), self.store.num_workers)
+        rows = divide_rows(rows_of(gradient, f"bucket {bucket.index()}"), self.store.num_workers)
         (key,) = self._keys_of([parameter], [rows])
         work = self.store.push(key, rows, async_op=True)
         return partial(self._finish_rows, work, key, parameter)
 
     def _finish_rows(self, work: Work | None, key: str, parameter: Tensor) -> Tensor:
-        _wait(work)
+        _wait_for_work(work)
         rows = no_rows(parameter)
         self.store.pull(key, out=rows, ignore_sparse=False)
         return sparse_tensor(rows)
@@ -259,6 +259,6 @@ def allreduce_hook(state: HookState, bucket: Any) -> Any:
 allreduce_hook.__annotations__.clear()  # DistributedDataParallel expects types here, not texts
 
 
-def _wait(work: Work | None) -> None:
+def _wait_for_work(work: Work | None) -> None:
     assert work is not None  # from a call with async_op
     work.wait()

@@ -17,9 +17,9 @@ from ..engine import Work
 from ..errors import CapabilityError, ConfigError
 from ..optimizer import Optimizer
 from ..optimizer.changes import REVISION, WatchedOptimizer
-from ..store import KVStore, divides, start_pushpull
+from ..store import KVStore, can_divide_values, start_pushpull
 from .gradient_slots import GradientSlot
-from .tensors import Tensor, as_array, divided, in_memory_order, no_rows, rows_of, sparse_tensor
+from .tensors import Tensor, as_array, divide_rows, in_memory_order, no_rows, rows_of, sparse_tensor
 
 _ABSENT = (
     "worker {rank}: parameter {name!r} has no gradient in this step, so this worker pushes zeros. If no "
@@ -53,7 +53,7 @@ class GradientExchange:
             slot.absent = slot.parameter.grad is None
         with self._store.step() if self._whole else nullcontext():
             for slot in [slot for slot in batch if slot.sparse]:
-                rows = divided(_pushed_rows(slot), self._divisor)
+                rows = divide_rows(_pushed_rows(slot), self._divisor)
                 slot.work = self._store.push(slot.key, rows, async_op=not self._whole)
             dense = [slot for slot in batch if not slot.sparse]
             if dense:
@@ -69,14 +69,14 @@ class GradientExchange:
             as_array(in_memory_order(one, slot.order)) for slot, one in zip(dense, gradients, strict=True)
         ]
         divisor = self._divisor
-        if divisor > 1 and (self._whole or not divides(self._store, values)):
+        if divisor > 1 and (self._whole or not can_divide_values(self._store, values)):
             for gradient in gradients:
                 gradient.div_(divisor)
             divisor = 1
         for slot, gradient, value in zip(dense, gradients, values, strict=True):
             slot.gradient = gradient
             if not slot.absent:
-                _mark(value, divisor)
+                _mark_gradient(value, divisor)
         keys = [slot.key for slot in dense]
         if self._whole:
             self._store.pushpull(keys, values)
@@ -131,7 +131,7 @@ class WeightExchange:
             self._change_rule()
         self._optimizer.send_rate(self._store)
         keys = [slot.key for slot in batch]
-        values = [self._value(slot) for slot in batch]
+        values = [self._slot_value(slot) for slot in batch]
         if self._whole:
             with self._store.step():
                 self._store.push(keys, values)
@@ -139,7 +139,7 @@ class WeightExchange:
             return
         work: Work | None
         if self._at_once:
-            work = start_pushpull(self._store, keys, values, _weights(batch), waits=True)
+            work = start_pushpull(self._store, keys, values, _batch_weights(batch), waits=True)
         else:
             work = self._store.push(keys, values, async_op=True)
         for slot in batch:
@@ -147,15 +147,15 @@ class WeightExchange:
 
     def _change_rule(self) -> None:
         """Change the store's optimizer as the program has changed its own optimizer."""
-        changes, config, number = self._watched.changed()
+        changes, config, number = self._watched.changed_settings()
         if "rescale_grad" in changes:
             changes["rescale_grad"] /= self._divisor
         if "learning_rate" in changes:
             self._optimizer.param_groups[0]["lr"] = changes["learning_rate"]
         self._rule.configure(**changes)
-        self._watched.note(config, number)
+        self._watched.note_config(config, number)
 
-    def _value(self, slot: GradientSlot) -> Any:
+    def _slot_value(self, slot: GradientSlot) -> Any:
         if slot.sparse:
             return _pushed_rows(slot)
         absent = slot.parameter.grad is None
@@ -169,7 +169,7 @@ class WeightExchange:
         """Wait for the weights, and write them to the parameters."""
         _wait_for(taking_part)
         if taking_part and not self._at_once:
-            self._store.pull([slot.key for slot in taking_part], out=_weights(taking_part))
+            self._store.pull([slot.key for slot in taking_part], out=_batch_weights(taking_part))
 
 
 class StoreOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
@@ -211,7 +211,7 @@ class StoreOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 # ---------------------------------------------------------------------------------------------- gradients
 
 
-def _weights(batch: list[GradientSlot]) -> list[Any]:
+def _batch_weights(batch: list[GradientSlot]) -> list[Any]:
     return [as_array(in_memory_order(slot.parameter, slot.order)) for slot in batch]
 
 
@@ -231,7 +231,7 @@ def _gradient_of(slot: GradientSlot) -> Tensor:
 def _absent_gradient(parameter: Tensor) -> Tensor:
     """Return an array of -0.0, which changes no sum, and is a sum only if all workers push it.
 
-    -0.0 + 0.0 is 0.0, and after `_mark` the first element of a gradient is never -0.0.
+    -0.0 + 0.0 is 0.0, and after `_mark_gradient` the first element of a gradient is never -0.0.
     """
     return torch.full_like(parameter, -0.0, requires_grad=False)
 
@@ -240,7 +240,7 @@ def _absent_gradient(parameter: Tensor) -> Tensor:
 _LEAST = 2.0**-149
 
 
-def _mark(value: Any, divisor: int) -> None:
+def _mark_gradient(value: Any, divisor: int) -> None:
     """Make a gradient differ from `_absent_gradient`, also divided: its first element is not -0.0."""
     if type(value) is np.ndarray and value.size and abs(value.item(0)) > divisor * _LEAST:
         return

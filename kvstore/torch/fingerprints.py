@@ -21,13 +21,13 @@ def describe_settings(groups: Iterable[dict[str, Any]]) -> str:
     return "; ".join(
         ", ".join(
             [f"{len(group['params'])} parameters"]
-            + [f"{name}={_plain(group[name])!r}" for name in sorted(group) if name not in _HOW]
+            + [f"{name}={_plain_value(group[name])!r}" for name in sorted(group) if name not in _HOW]
         )
         for group in groups
     )
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     return value.tolist() if isinstance(value, torch.Tensor) else value
 
 

@@ -96,10 +96,10 @@ def make_slots(named: Iterable[tuple[str, Tensor]], prefix: str, sparse: Iterabl
     ArrayError, DTypeError
         A parameter has a type that no store supports.
     """
-    rows = _names(sparse)
+    rows = _sparse_names(sparse)
     found: dict[Tensor, GradientSlot] = {}
     names: set[str] = set()
-    for name, parameter in _pairs(named):
+    for name, parameter in _named_pairs(named):
         check_tensor(name, parameter)
         if parameter in found:
             continue
@@ -117,7 +117,7 @@ def make_slots(named: Iterable[tuple[str, Tensor]], prefix: str, sparse: Iterabl
     return list(found.values())
 
 
-def _names(sparse: Any) -> set[str]:
+def _sparse_names(sparse: Any) -> set[str]:
     names = [sparse] if isinstance(sparse, str) or not isinstance(sparse, Iterable) else list(sparse)
     for name in names:
         if not isinstance(name, str):
@@ -125,7 +125,7 @@ def _names(sparse: Any) -> set[str]:
     return set(names)
 
 
-def _pairs(named: Any) -> Iterator[tuple[str, Tensor]]:
+def _named_pairs(named: Any) -> Iterator[tuple[str, Tensor]]:
     wanted = "named_parameters must be pairs of a name and a parameter: pass model.named_parameters(), not"
     if isinstance(named, Mapping) or not isinstance(named, Iterable):
         raise ArgumentError(f"{wanted} {type_name(named)}")
@@ -147,11 +147,11 @@ def broadcast_parameters(store: KVStore, model: list[GradientSlot], prefix: str)
         The model of this worker is not that of rank 0.
     """
     if store.is_capable("optimizer"):  # engines of collectives make this comparison themselves
-        _compare(store, model, prefix)
+        _compare_models(store, model, prefix)
     broadcast_by_key(store, [(slot.key, slot.name, slot.parameter.detach()) for slot in model])
 
 
-def _compare(store: KVStore, model: list[GradientSlot], prefix: str) -> None:
+def _compare_models(store: KVStore, model: list[GradientSlot], prefix: str) -> None:
     mine = np.zeros(1 + _MARKS, np.int64)
     mine[0] = len(model)
     for place, slot in enumerate(model):

@@ -19,14 +19,14 @@ from ..errors import ArgumentError, ClosedError, ConfigError, KVStoreError
 from ..observe.timeline.marks import Marks
 from ..optimizer import Optimizer
 from ..store import KVStore, counters_of, uses_only_local_cpu
-from .buckets import Buckets, push_order
+from .buckets import GradientBuckets, push_order
 from .exchange import GradientExchange, StoreOptimizer, WeightExchange
 from .fingerprints import describe_settings, sum_bits
 from .gradient_slots import GradientSlot, broadcast_parameters, make_slots
 from .hidden_gradients import hide_gradient, restore_gradient
 from .overlap_choice import overlaps_backward
 from .passes import BackwardPasses
-from .progress import Progress
+from .progress import OptimizerProgress
 from .tensors import Tensor, check_prefix, type_name
 
 #: Attributes of the object itself; all others belong to the wrapped optimizer.
@@ -159,8 +159,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._sums = not update_on_kvstore and divisor < store.num_workers
         self._exchange = self._new_exchange(store, prefix, divisor, whole_steps, at_once)
         full = math.inf if whole_steps or at_once else bucket_bytes
-        self._buckets = Buckets(self._exchange, self._marks, full, push_order(store, self._slots))
-        self._progress = Progress()
+        self._buckets = GradientBuckets(self._exchange, self._marks, full, push_order(store, self._slots))
+        self._progress = OptimizerProgress()
         self._has_hidden = False
         self._agreement = make_agreement(store, prefix, check_every, restarts=self._updates)
         self._start_comparison()
@@ -230,7 +230,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 "before gradients are averaged: call it after backward"
             )
         if closure is not None:
-            result = self._optimizer.step(partial(self._evaluate, closure))
+            result = self._optimizer.step(partial(self._evaluate_closure, closure))
         else:
             self._finish_step()
             result = self._optimizer.step()
@@ -414,7 +414,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._progress.has_local_passes = False
         if not self._is_sent_in_step:
             self._reveal_gradients()
-            self._buckets.add_rest(self._slots, self._takes_part)
+            self._buckets.add_remaining(self._slots, self._takes_part)
         self._hide_pushed()
 
     def _hide_pushed(self) -> None:
@@ -468,7 +468,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             for slot in taking_part:
                 self._check_total(slot)
         self._start_comparison()
-        self._buckets.add_rest(self._slots, self._takes_part, waits=True)
+        self._buckets.add_remaining(self._slots, self._takes_part, waits=True)
         # Before `finish` of the exchange, which would not end if other parameters take part on another
         # worker.
         self._finish_comparison()
@@ -513,7 +513,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     # ---------------------------------------------------------------------------------------- helpers
 
-    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+    def _evaluate_closure(self, closure: Callable[[], Any]) -> Any:
         loss = closure()
         self._finish_step()
         return loss

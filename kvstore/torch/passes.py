@@ -48,7 +48,7 @@ class BackwardPasses(Generic[_Owner]):
         on_gradient: Callable[[_Owner, GradientSlot], None],
         on_end: Callable[[_Owner], None],
     ) -> None:
-        self._hooks = [_Hook(slot, self) for slot in slots if slot.parameter.is_floating_point()]
+        self._hooks = [_AccumulatorHook(slot, self) for slot in slots if slot.parameter.is_floating_point()]
         self._owner, self._on_gradient, self._on_end = weakref.ref(owner), on_gradient, on_end
         #: Graph tasks of autograd that have not ended: a pass, and passes within it.
         self._tasks: set[int] = set()
@@ -88,14 +88,14 @@ class BackwardPasses(Generic[_Owner]):
             self._on_end(owner)
 
 
-class _Hook:
+class _AccumulatorHook:
     """A hook on the node that accumulates the gradient of a parameter; the node lives as long as the hook."""
 
     def __init__(self, slot: GradientSlot, passes: BackwardPasses[Any]) -> None:
         self._slot, self._dtype, self._device = slot, slot.parameter.dtype, slot.parameter.device
-        self._node = _accumulator(slot.name, slot.parameter)
+        self._node = _accumulator_node(slot.name, slot.parameter)
         # A weak reference, because a cycle through autograd's node is never collected.
-        hook = partial(_accumulate, weakref.ref(passes), weakref.ref(slot))
+        hook = partial(_report_gradient, weakref.ref(passes), weakref.ref(slot))
         self._handle = self._node.register_hook(hook)
 
     def check(self) -> None:
@@ -111,7 +111,7 @@ class _Hook:
         self._handle.remove()
 
 
-def _accumulator(name: str, parameter: Tensor) -> Any:
+def _accumulator_node(name: str, parameter: Tensor) -> Any:
     """Return the node of autograd that accumulates a gradient, also for a frozen parameter."""
     needs_gradient = parameter.requires_grad
     if parameter.is_inference():
@@ -128,7 +128,9 @@ def _accumulator(name: str, parameter: Tensor) -> Any:
 
 # A compiled function that calls ``backward`` would compile these hooks and all functions that they call.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _accumulate(passes: weakref.ref[BackwardPasses[Any]], slot: weakref.ref[GradientSlot], *_: Any) -> None:
+def _report_gradient(
+    passes: weakref.ref[BackwardPasses[Any]], slot: weakref.ref[GradientSlot], *_: Any
+) -> None:
     there, accumulated = passes(), slot()
     if there is not None and accumulated is not None:
         there.accumulated(accumulated)

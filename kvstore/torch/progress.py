@@ -8,7 +8,7 @@ from ..errors import KVStoreError
 
 
 @dataclass(slots=True)
-class Progress:
+class OptimizerProgress:
     """The steps of an optimizer, and the backward passes since the last one."""
 
     #: Number of completed steps.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..arrays.element_types import FLOATS
-from ..arrays.means import quotient
+from ..arrays.means import divided_array
 from ..arrays.sparse import RowSparseArray
 from ..arrays.tensors import memory_of
 from ..errors import ArgumentError, ArrayError, DTypeError, MissingBackendError
@@ -152,11 +152,11 @@ def no_rows(like: Tensor) -> RowSparseArray:
     return RowSparseArray(as_array(like.detach()[:0].contiguous()), np.zeros(0, np.int64), tuple(like.shape))
 
 
-def divided(rows: RowSparseArray, divisor: int) -> RowSparseArray:
+def divide_rows(rows: RowSparseArray, divisor: int) -> RowSparseArray:
     """Return new rows, each divided by `divisor`."""
     if divisor == 1:
         return rows
-    return RowSparseArray(quotient(rows.data, divisor), rows.indices, rows.shape)
+    return RowSparseArray(divided_array(rows.data, divisor), rows.indices, rows.shape)
 
 
 def sparse_tensor(rows: RowSparseArray) -> Tensor:

@@ -7,13 +7,13 @@ from typing import Any
 
 from ..errors import ArgumentError, ShapeError
 from ..optimizer import Optimizer, create
-from .parameter import Trainable
+from .parameter import TrainableParameter
 
 
-def in_order(params: Any) -> list[Trainable]:
+def in_order(params: Any) -> list[TrainableParameter]:
     """Return the parameters of a list, or of a dict in the order of its keys."""
     if isinstance(params, Mapping):
-        params = [params[name] for name in _sorted(params)]
+        params = [params[name] for name in _sorted_parameters(params)]
     if not isinstance(params, (list, tuple)):
         raise ArgumentError(f"params must be a list or a dict of parameters, not {type(params).__name__}")
     for param in params:
@@ -32,7 +32,7 @@ def in_order(params: Any) -> list[Trainable]:
     return list(params)
 
 
-def _sorted(params: Mapping[str, Any]) -> list[str]:
+def _sorted_parameters(params: Mapping[str, Any]) -> list[str]:
     try:
         return sorted(params)
     except TypeError:
@@ -61,7 +61,7 @@ def make_optimizer(optimizer: str | Optimizer, settings: Mapping[str, Any] | Non
     return create(optimizer, **(settings or {}))
 
 
-def count_replicas(params: list[Trainable]) -> int:
+def count_replicas(params: list[TrainableParameter]) -> int:
     """Return the number of replicas of the parameters; 1 as long as no parameter has data."""
     counts = {len(arrays): param.name for param in params if (arrays := param.list_data())}
     if len(counts) > 1:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..arrays.host import readable
+from ..arrays.host import readable_array
 from ..arrays.sparse import RowSparseArray
 from ..checkpoint import contents
 from ..checkpoint.restoring import Checkpoint
@@ -16,7 +16,7 @@ from ..errors import StateFileError
 from ..optimizer import Optimizer
 from ..optimizer.optimizer import Array
 from ..optimizer.updater import Counts
-from .parameter import Trainable
+from .parameter import TrainableParameter
 
 _TRAINER, _USER, _STATES, _WEIGHT = "trainer", "user", "trainer.states", "trainer.weight/"
 
@@ -32,7 +32,7 @@ class _TrainerDescription(msgspec.Struct):
 
 
 def description_of(
-    extra: dict[str, Any] | None, params: Sequence[Trainable], optimizer: Optimizer, updates: bool
+    extra: dict[str, Any] | None, params: Sequence[TrainableParameter], optimizer: Optimizer, updates: bool
 ) -> dict[str, Any]:
     """Return the text of a file for a trainer: the description of the trainer, and the caller's `extra`."""
     user = {} if extra is None else extra
@@ -47,18 +47,18 @@ def description_of(
     return {_TRAINER: msgspec.to_builtins(mine) | {"counts": [list(one) for one in mine.counts]}, _USER: user}
 
 
-def arrays(params: Sequence[Trainable], updates: bool) -> dict[str, Any]:
+def local_weights(params: Sequence[TrainableParameter], updates: bool) -> dict[str, Any]:
     """Return the weights that no store updates, of the first replica."""
     mine = _own_keys(params, updates)
     return {f"{_WEIGHT}{key}": params[key].list_data()[0] for key in mine}
 
 
-def states(packed: bytes) -> dict[str, Any]:
+def packed_states(packed: bytes) -> dict[str, Any]:
     """Return the optimizer's states, which `Updater.get_states` has packed, as an array."""
     return {_STATES: np.frombuffer(packed, np.uint8)}
 
 
-def _own_keys(params: Sequence[Trainable], updates: bool) -> list[int]:
+def _own_keys(params: Sequence[TrainableParameter], updates: bool) -> list[int]:
     """Return the keys of weights that the trainer has: a store updates no weight without gradients."""
     return [
         key
@@ -67,7 +67,9 @@ def _own_keys(params: Sequence[Trainable], updates: bool) -> list[int]:
     ]
 
 
-def check(found: Checkpoint, params: Sequence[Trainable], optimizer: Optimizer, updates: bool) -> None:
+def check_checkpoint(
+    found: Checkpoint, params: Sequence[TrainableParameter], optimizer: Optimizer, updates: bool
+) -> None:
     """Raise StateFileError unless a checkpoint matches the trainer."""
     where = f"the checkpoint of step {found.step}"
     mine = _description_in(found, where)
@@ -98,8 +100,8 @@ def _description_in(found: Checkpoint, where: str) -> _TrainerDescription:
         raise StateFileError(f"{where} is not of Trainer.save_checkpoint") from None
 
 
-def _check_weight(found: Checkpoint, param: Trainable, name: str, where: str) -> None:
-    weight, there = readable(param.list_data()[0], f"data of {param.name!r}"), found.arrays.get(name)
+def _check_weight(found: Checkpoint, param: TrainableParameter, name: str, where: str) -> None:
+    weight, there = readable_array(param.list_data()[0], f"data of {param.name!r}"), found.arrays.get(name)
     if there is None or there.shape != weight.shape or there.dtype != weight.dtype:
         kind = "nothing" if there is None else f"{there.dtype}{list(there.shape)}"
         raise StateFileError(

@@ -81,10 +81,10 @@ class StoreExchange:
         """Raise an error before the exchange if workers differ; see `StepAgreement`."""
         if self._agreement is not None:
             keys = [one.key for one in gradients]
-            self._agreement.compare(self._sums, keys, lambda: self._describe(optimizer))
+            self._agreement.compare(self._sums, keys, lambda: self._describe_settings(optimizer))
             self._sums += 1
 
-    def _describe(self, optimizer: Optimizer) -> str:
+    def _describe_settings(self, optimizer: Optimizer) -> str:
         """Return the settings for the comparison: all settings in some steps, the usual ones in each."""
         if self._updates or not self._check_every:
             return ""  # a store compares the settings of its own optimizer
@@ -98,17 +98,17 @@ class StoreExchange:
         """Sum all keys in one call: one pass over memory, or one exchange with servers."""
         if gradients:
             keys = [one.key for one in gradients]
-            outs = [self._outs(one) for one in gradients]
+            outs = [self._pushpull_outs(one) for one in gradients]
             self._store.pushpull(keys, [one.pushed() for one in gradients], out=outs)
 
     def _sum_one_by_one(self, gradients: list[StepGradients]) -> None:
         for one in gradients:
             if self._updates or not all(one.fresh):
-                self._store.pushpull(one.key, one.pushed(), out=self._outs(one), priority=-one.key)
+                self._store.pushpull(one.key, one.pushed(), out=self._pushpull_outs(one), priority=-one.key)
             else:
                 self._store.pushpull(one.key, one.pushed(), priority=-one.key)
 
-    def _outs(self, one: StepGradients) -> list[Any]:
+    def _pushpull_outs(self, one: StepGradients) -> list[Any]:
         return one.param.list_data() if self._updates else one.param.list_grad()
 
     def _receive_rows(self, one: StepGradients) -> None:
@@ -129,11 +129,11 @@ class StoreExchange:
         """Let the store read a file of states, and return the optimizer of the file."""
         self._store.load_optimizer_states(fname)
         if self._has_copy:
-            content = states.read(fname)
-            self.follow_counts(optimizer, (content.counts, content.num_update))
+            content = states.read_states(fname)
+            self.set_counts(optimizer, (content.counts, content.num_update))
         return self.current_optimizer(optimizer)
 
-    def follow_counts(self, optimizer: Optimizer, counts: Counts) -> None:
+    def set_counts(self, optimizer: Optimizer, counts: Counts) -> None:
         """Set the counts of the optimizer to those of a file, unless the store has done so."""
         if self._has_copy:
             Updater(optimizer).restore_counts(counts)

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.host import readable
+from ..arrays.host import readable_array
 from ..arrays.sparse import RowSparseArray
 from ..errors import ArrayError, ConfigError
-from .parameter import Trainable, check_factors
+from .parameter import TrainableParameter, check_factors
 
 
 class _StaleGradient(ConfigError, UserWarning):
@@ -24,7 +24,7 @@ class StepGradients(NamedTuple):
     """A parameter in one step: its key, and for each gradient whether it is used."""
 
     key: int
-    param: Trainable
+    param: TrainableParameter
     fresh: list[bool]
 
     def pushed(self) -> list[Any]:
@@ -40,7 +40,7 @@ class StepGradients(NamedTuple):
         return isinstance(self.param.list_grad()[0], RowSparseArray)
 
 
-def of_step(params: Sequence[Trainable], ignore_stale: bool) -> list[StepGradients]:
+def of_step(params: Sequence[TrainableParameter], ignore_stale: bool) -> list[StepGradients]:
     """Return the gradients of all parameters that have any.
 
     Raises
@@ -51,7 +51,7 @@ def of_step(params: Sequence[Trainable], ignore_stale: bool) -> list[StepGradien
     active = [(key, param) for key, param in enumerate(params) if param.grad_req != "null"]
     for _, param in active:
         check_factors(param)
-    found = [StepGradients(key, param, _freshness(param)) for key, param in active]
+    found = [StepGradients(key, param, _fresh_gradients(param)) for key, param in active]
     for one in found:
         if not ignore_stale and not all(one.fresh):
             raise _StaleGradient(
@@ -68,7 +68,7 @@ def mark_stale(gradients: Sequence[StepGradients]) -> None:
             one.param.fresh = [False] * len(one.fresh)  # type: ignore[attr-defined]
 
 
-def _freshness(param: Trainable) -> list[bool]:
+def _fresh_gradients(param: TrainableParameter) -> list[bool]:
     """Return, for each gradient, whether it was written since the last step."""
     grads = param.list_grad()
     if not grads and param.list_data():
@@ -85,4 +85,4 @@ def _freshness(param: Trainable) -> list[bool]:
 def _zeros_like(grad: Any) -> Any:
     if isinstance(grad, RowSparseArray):
         return RowSparseArray.zeros(grad.shape, grad.dtype)
-    return np.zeros_like(readable(grad, "gradient"))
+    return np.zeros_like(readable_array(grad, "gradient"))

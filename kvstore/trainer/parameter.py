@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..arrays.host import is_array, readable, writable
+from ..arrays.host import is_array, readable_array, writable_array
 from ..arrays.sparse import RowSparseArray
 from ..errors import ArgumentError, ArrayError, ConfigError, ShapeError
 
 _REQUESTS = ("write", "add", "null")
 
 
-class Trainable(Protocol):
+class TrainableParameter(Protocol):
     """The interface of a parameter for a trainer. A trainer accepts any object with these attributes.
 
     It can also have ``lr_mult`` and ``wd_mult`` (default 1), and ``fresh``; see `Parameter`.
@@ -83,7 +83,7 @@ class Parameter:
         #: The trainer whose store has the weight; it is notified when the data are set.
         self._trainer: Any = None
         if data is not None:
-            self._set_arrays(_listed(data), grad)
+            self._set_arrays(_array_list(data), grad)
 
     def _set_arrays(self, data: list[Any], grad: Any) -> None:
         _check_arrays(self.name, "data", data)
@@ -91,10 +91,10 @@ class Parameter:
             raise ShapeError(f"parameter {self.name!r} needs one replica or more, all of one shape")
         self._data = data
         if self.grad_req != "null":
-            self._grad = [self._zeros(array) for array in data] if grad is None else _listed(grad)
+            self._grad = [self._zero_gradient(array) for array in data] if grad is None else _array_list(grad)
             self._check_grads(self._grad)
 
-    def _zeros(self, array: Any) -> Any:
+    def _zero_gradient(self, array: Any) -> Any:
         if not isinstance(array, np.ndarray):
             raise ArgumentError(
                 f"parameter {self.name!r} holds a {type(array).__name__}: pass `grad`, call set_grad, or use "
@@ -135,7 +135,7 @@ class Parameter:
         if self.grad_req == "null":
             raise ConfigError(f"parameter {self.name!r} has no gradient: its grad_req is 'null'")
         if self._data and not self._grad:
-            self._grad = [self._zeros(array) for array in self._data]
+            self._grad = [self._zero_gradient(array) for array in self._data]
         return list(self._grad)
 
     def data(self, replica: int = 0) -> Any:
@@ -162,13 +162,13 @@ class Parameter:
             The shape of `value` is not that of the parameter.
         """
         if not self._data:
-            self._set_arrays(_listed(value), grad)
+            self._set_arrays(_array_list(value), grad)
             return
-        new = _checked(self, value)
+        new = _checked_value(self, value)
         if self._trainer is not None:
             self._trainer._data_change()
         for array in self._data:
-            _overwrite(array, new)
+            _overwrite_array(array, new)
 
     def set_grad(self, grads: Any) -> None:
         """Replace the gradient arrays, and set `fresh`.
@@ -179,14 +179,14 @@ class Parameter:
             The number of arrays is not that of the replicas, or an array has another shape.
         """
         self._check_has_data()
-        new = _listed(grads)
+        new = _array_list(grads)
         self._check_grads(new)
         self._grad, self.fresh = new, [True] * len(new)
 
     def zero_grad(self) -> None:
         """Set all gradients to zero."""
         for grad in self._grad:
-            _overwrite(grad, RowSparseArray.zeros(grad.shape, grad.dtype) if _is_rows(grad) else 0)
+            _overwrite_array(grad, RowSparseArray.zeros(grad.shape, grad.dtype) if _is_rows(grad) else 0)
 
     def row_sparse_data(self, row_ids: Any) -> RowSparseArray:
         """Return the requested rows of a row-sparse parameter from the store of its trainer.
@@ -216,7 +216,7 @@ class Parameter:
         return f"Parameter({self.name!r}, shape={self.shape}, replicas={len(self._data)})"
 
 
-def _listed(arrays: Any) -> list[Any]:
+def _array_list(arrays: Any) -> list[Any]:
     return list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
 
 
@@ -225,16 +225,16 @@ def _check_arrays(name: str, what: str, arrays: list[Any]) -> None:
         if not _is_rows(array) and not (is_array(array) and hasattr(array, "shape")):
             raise ArgumentError(
                 f"parameter {name!r}: {what} must be an array, or a list with one for each replica, and "
-                f"{_shown(array)} is not an array; np.asarray converts it"
+                f"{_shown_value(array)} is not an array; np.asarray converts it"
             )
 
 
-def _shown(value: Any) -> str:
+def _shown_value(value: Any) -> str:
     text = repr(value)
     return text if len(text) < 40 else f"a {type(value).__name__}"
 
 
-def factor(param: Trainable, name: str) -> float:
+def multiplier_of(param: TrainableParameter, name: str) -> float:
     """Return ``lr_mult`` or ``wd_mult`` of a parameter, 1 if it has none; a ConfigError names both."""
     value = getattr(param, name, 1.0)
     try:
@@ -246,19 +246,19 @@ def factor(param: Trainable, name: str) -> float:
     return number
 
 
-def check_factors(param: Trainable) -> None:
+def check_factors(param: TrainableParameter) -> None:
     """Raise ConfigError unless both factors are numbers."""
-    factor(param, "lr_mult")
-    factor(param, "wd_mult")
+    multiplier_of(param, "lr_mult")
+    multiplier_of(param, "wd_mult")
 
 
 def _is_rows(array: Any) -> bool:
     return isinstance(array, RowSparseArray)
 
 
-def _checked(parameter: Parameter, value: Any) -> Any:
+def _checked_value(parameter: Parameter, value: Any) -> Any:
     """Return `value` as an array that can be copied to the replicas."""
-    new = value if _is_rows(value) else readable(value, f"data of parameter {parameter.name!r}")
+    new = value if _is_rows(value) else readable_array(value, f"data of parameter {parameter.name!r}")
     if _is_rows(parameter.data()) and not _is_rows(new):
         new = RowSparseArray.from_dense(new)
     if tuple(new.shape) != parameter.shape:
@@ -266,11 +266,11 @@ def _checked(parameter: Parameter, value: Any) -> Any:
     return new
 
 
-def _overwrite(array: Any, value: Any) -> None:
+def _overwrite_array(array: Any, value: Any) -> None:
     if _is_rows(array):
         array.data, array.indices = value.data.copy(), value.indices.copy()
         return
-    memory, deliver = writable(array, "array of a parameter")
+    memory, deliver = writable_array(array, "array of a parameter")
     memory[...] = value
     if deliver is not None:
         deliver()

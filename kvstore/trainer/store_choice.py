@@ -17,7 +17,7 @@ from ..factory import create, has_peers, warn_if_apart
 from ..settings.environment import text_of
 from ..store import KVStore
 from ..store_kinds import STORES, is_on_servers, is_synchronous
-from .parameter import Trainable
+from .parameter import TrainableParameter
 
 #: Size in elements of a weight from which on the trainer updates with a `local` store, as in Gluon.
 _LARGE = 16 * 1024 * 1024
@@ -56,7 +56,7 @@ class StoreChoice:
 
 
 def choose_store(
-    kvstore: Any, update: bool | None, params: Sequence[Trainable], replicas: int
+    kvstore: Any, update: bool | None, params: Sequence[TrainableParameter], replicas: int
 ) -> StoreChoice:
     """Choose the store and the place of updates.
 
@@ -80,7 +80,7 @@ def choose_store(
     sparse_weights = any(_is_sparse(param.list_data()) for param in params)
     sparse_grads = any(_is_sparse(param.list_grad()) for param in params if param.grad_req != "null")
     needed = sparse_weights or bool(update)
-    store = _selected(kvstore, replicas, needed)
+    store = _select_store(kvstore, replicas, needed)
     made = isinstance(kvstore, str) and store is not None
     try:
         updates = _by_default(store, kvstore, params)
@@ -91,7 +91,7 @@ def choose_store(
         elif sparse_grads:
             updates = _decided_for_sparse_grads(store, update, distributed)
         else:
-            updates = _decided(store, update, updates, distributed)
+            updates = _decide_update(store, update, updates, distributed)
         return StoreChoice(store, made, updates, distributed)
     except BaseException:
         StoreChoice(store, made, False, False).close()
@@ -105,7 +105,7 @@ def _is_sparse(arrays: list[Any]) -> bool:
 # --------------------------------------------------------------------------------------------- the store
 
 
-def _selected(kvstore: Any, replicas: int, needed: bool) -> Any:
+def _select_store(kvstore: Any, replicas: int, needed: bool) -> Any:
     if isinstance(kvstore, str):
         alone = _has_one_worker(kvstore.lower())
         return None if alone and replicas == 1 and not needed else create(kvstore)
@@ -131,7 +131,7 @@ def _has_one_worker(name: str) -> bool:
 # ------------------------------------------------------------------------------------------- place of updates
 
 
-def _by_default(store: Any, kvstore: Any, params: Sequence[Trainable]) -> bool:
+def _by_default(store: Any, kvstore: Any, params: Sequence[TrainableParameter]) -> bool:
     """Return whether the store updates if the caller makes no choice."""
     text = text_of("update_on_kvstore")
     if not text.isdecimal():
@@ -139,17 +139,17 @@ def _by_default(store: Any, kvstore: Any, params: Sequence[Trainable]) -> bool:
     wanted = bool(int(text))
     if store is None:
         return False
-    if kvstore == "local" and max(map(_size, params), default=0) > _LARGE:
+    if kvstore == "local" and max(map(_parameter_size, params), default=0) > _LARGE:
         wanted = False
     return bool(store.is_capable(KVStoreBase.OPTIMIZER)) and wanted
 
 
-def _size(param: Trainable) -> int:
+def _parameter_size(param: TrainableParameter) -> int:
     arrays = param.list_data()
     return math.prod(arrays[0].shape) if arrays else 0
 
 
-def _decided(store: Any, update: bool | None, default: bool, distributed: bool) -> bool:
+def _decide_update(store: Any, update: bool | None, default: bool, distributed: bool) -> bool:
     if _has_no_rounds(store, distributed):
         _check_may_update(store, update)
         default = True

@@ -22,9 +22,9 @@ from . import checkpoints, gradients
 from .arguments import count_replicas, in_order, make_optimizer
 from .exchange import StoreExchange
 from .gradients import StepGradients
-from .parameter import Parameter, Trainable, factor
+from .parameter import Parameter, TrainableParameter, multiplier_of
 from .store_choice import StoreChoice, choose_store
-from .updates import ReplicaUpdaters, assign, check_writable
+from .updates import ReplicaUpdaters, assign_replicas, check_writable
 
 PathLike = str | os.PathLike[str]
 
@@ -42,8 +42,9 @@ class Trainer:
     ----------
     params : list or dict of Parameter
         The parameters, or other objects with ``name``, ``grad_req``, ``list_data()`` and ``list_grad()``; see
-        `kvstore.trainer.parameter.Trainable`. All must have the same number of replicas. The parameters of a
-        dict are sorted by its keys. The keys in the store are the positions of the parameters.
+        `kvstore.trainer.parameter.TrainableParameter`. All must have the same number of replicas. The
+        parameters of a dict are sorted by its keys. The keys in the store are the positions of the
+        parameters.
     optimizer : str or Optimizer
         A name for `kvstore.optimizer.create`, or an optimizer object, which the trainer uses and changes.
     optimizer_params : dict, optional
@@ -85,7 +86,7 @@ class Trainer:
 
     def __init__(
         self,
-        params: Sequence[Trainable] | Mapping[str, Trainable],
+        params: Sequence[TrainableParameter] | Mapping[str, TrainableParameter],
         optimizer: str | Optimizer,
         optimizer_params: Mapping[str, Any] | None = None,
         kvstore: Any = "device",
@@ -108,7 +109,7 @@ class Trainer:
         self._forget_store()
 
     def _attach_multipliers(self) -> None:
-        self._optimizer.param_dict = {key: _Factors(param) for key, param in enumerate(self._params)}
+        self._optimizer.param_dict = {key: _ParameterFactors(param) for key, param in enumerate(self._params)}
 
     def _forget_store(self) -> None:
         self._choice: StoreChoice = _UNDECIDED
@@ -143,9 +144,9 @@ class Trainer:
         KVStoreError
             A method of the store raised it.
         """
-        self._rescale(batch_size)
-        self._prepare()
-        found = self._gradients(ignore_stale_grad)
+        self._set_rescale(batch_size)
+        self._prepare_store()
+        found = self._step_gradients(ignore_stale_grad)
         if not self._choice.updates:
             self._updaters.check(found)
         self._exchange.sum(found, self._optimizer)
@@ -161,9 +162,9 @@ class Trainer:
         ConfigError
             The store updates the weights, so it does not return gradients.
         """
-        self._prepare()
+        self._prepare_store()
         self._check_updates_here("allreduce_grads")
-        self._exchange.sum(self._gradients(True), self._optimizer)
+        self._exchange.sum(self._step_gradients(True), self._optimizer)
 
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Update all weights with the gradients that `allreduce_grads` has summed; see `step`.
@@ -173,15 +174,15 @@ class Trainer:
         ConfigError
             The store updates the weights, or one of the reasons of `step`.
         """
-        self._prepare()
+        self._prepare_store()
         self._check_updates_here("update")
-        self._rescale(batch_size)
-        found = self._gradients(ignore_stale_grad)
+        self._set_rescale(batch_size)
+        found = self._step_gradients(ignore_stale_grad)
         self._updaters.check(found)
         self._updaters.update(found)
         gradients.mark_stale(found)
 
-    def row_sparse_pull(self, parameter: Trainable, out: Any, row_ids: Any) -> None:
+    def row_sparse_pull(self, parameter: TrainableParameter, out: Any, row_ids: Any) -> None:
         """Write the requested rows of a row-sparse parameter to `out`; see `KVStore.row_sparse_pull`.
 
         Parameters
@@ -193,14 +194,14 @@ class Trainer:
         row_ids : array
             Ids of the rows.
         """
-        self._prepare()
-        key = self._key(parameter)
+        self._prepare_store()
+        key = self._parameter_key(parameter)
         store = self._choice.store
         if not isinstance(store, KVStore):
             raise ConfigError("row_sparse_pull: this trainer has no store with row-sparse weights")
         store.row_sparse_pull(key, out=out, row_ids=row_ids, priority=-key)
 
-    def _rescale(self, batch_size: float) -> None:
+    def _set_rescale(self, batch_size: float) -> None:
         size = checks.finite("batch_size", batch_size)
         if size <= 0:
             raise ConfigError(f"batch_size must be a positive number, got {batch_size!r}")
@@ -218,22 +219,22 @@ class Trainer:
                 "the trainer with update_on_kvstore=False"
             )
 
-    def _gradients(self, ignore_stale: bool) -> list[StepGradients]:
+    def _step_gradients(self, ignore_stale: bool) -> list[StepGradients]:
         """Return the gradients of this step, including absent ones whose sum other workers wait for."""
         found = gradients.of_step(self._params, ignore_stale)
         return [one for one in found if any(one.fresh) or self._choice.is_awaited]
 
     # -------------------------------------------------------------------------------------- the store
 
-    def _prepare(self) -> None:
+    def _prepare_store(self) -> None:
         """Create the store, and initialise all parameters whose shape is known."""
         replicas = count_replicas(self._params) if self._new else 0
         if not self._decided:
-            self._decide(replicas)
+            self._choose_store(replicas)
         if self._new:
-            self._new = self._init(self._new)
+            self._new = self._init_parameters(self._new)
 
-    def _decide(self, replicas: int) -> None:
+    def _choose_store(self, replicas: int) -> None:
         if not any(param.list_data() for param in self._params):
             raise ConfigError("no parameter has data yet: give them some before the first step")
         choice = choose_store(*self._wanted, self._params, replicas)
@@ -251,7 +252,7 @@ class Trainer:
         self._exchange = StoreExchange(choice, self._optimizer, self._check_every)
         self._updaters = ReplicaUpdaters(self._optimizer, replicas)
 
-    def _init(self, keys: list[int]) -> list[int]:
+    def _init_parameters(self, keys: list[int]) -> list[int]:
         """Set the first values in the store; return the keys of parameters that have none yet."""
         data = {key: arrays for key in keys if (arrays := self._params[key].list_data())}
         self._exchange.init(data)
@@ -309,7 +310,7 @@ class Trainer:
         ConfigError
             A parameter has no data yet, or the optimizer is of a class that is not registered.
         """
-        self._prepare()
+        self._prepare_store()
         self._check_complete("save_states")
         if self._choice.updates:
             self._choice.store.save_optimizer_states(fname, dump_optimizer=True)
@@ -329,12 +330,12 @@ class Trainer:
         ConfigError
             A parameter has no data yet.
         """
-        self._prepare()
+        self._prepare_store()
         self._check_complete("load_states")
         if self._choice.updates:
             self._optimizer = self._exchange.load_states(fname, self._optimizer)
         else:
-            self._optimizer = self._updaters.load(partial(states.read, fname), self._weights())
+            self._optimizer = self._updaters.load(partial(states.read_states, fname), self._pulled_weights())
         self._attach_multipliers()
 
     def save_checkpoint(
@@ -362,16 +363,16 @@ class Trainer:
             As `CheckpointManager.save`.
         """
         _check_manager(manager)
-        self._prepare()
+        self._prepare_store()
         self._check_complete("save_checkpoint")
         store, updates = self._choice.store, self._choice.updates
         said = checkpoints.description_of(extra, self._params, self._optimizer, updates)
-        arrays = checkpoints.arrays(self._params, updates)
+        arrays = checkpoints.local_weights(self._params, updates)
         if updates:
             manager.save(store, step, said, arrays)
         elif store is None or store.rank == 0:
             with create("local", processes=1) as empty:
-                manager.save(empty, step, said, arrays | checkpoints.states(self._updaters.packed()))
+                manager.save(empty, step, said, arrays | checkpoints.packed_states(self._updaters.packed()))
 
     def restore_checkpoint(self, manager: CheckpointManager) -> Checkpoint | None:
         """Load the newest complete checkpoint: weights, optimizer and states.
@@ -396,24 +397,26 @@ class Trainer:
             A parameter has no data yet.
         """
         _check_manager(manager)
-        self._prepare()
+        self._prepare_store()
         self._check_complete("restore_checkpoint")
         check_writable(self._params)
         updates = self._choice.updates
-        fits = partial(checkpoints.check, params=self._params, optimizer=self._optimizer, updates=updates)
+        fits = partial(
+            checkpoints.check_checkpoint, params=self._params, optimizer=self._optimizer, updates=updates
+        )
         with self._store_for_restore() as store:
             found = manager.restore(store, check=fits)
         if found is None:
             return None
         if updates:
-            self._exchange.follow_counts(self._optimizer, checkpoints.counts_of(found))
+            self._exchange.set_counts(self._optimizer, checkpoints.counts_of(found))
             self._optimizer = self._exchange.current_optimizer(self._optimizer)
             self._exchange.pull({key: param.list_data() for key, param in enumerate(self._params)})
         else:
-            read = partial(states.unpack, checkpoints.states_of(found))
-            self._optimizer = self._updaters.load(read, self._weights())
+            read = partial(states.unpack_states, checkpoints.states_of(found))
+            self._optimizer = self._updaters.load(read, self._pulled_weights())
         for key, weight in checkpoints.weights_of(found).items():
-            assign(self._params[key], weight)
+            assign_replicas(self._params[key], weight)
         self._attach_multipliers()
         return checkpoints.user_checkpoint(found)
 
@@ -427,7 +430,7 @@ class Trainer:
             return nullcontext(store)
         return create("local", processes=1)
 
-    def _weights(self) -> dict[int, Any]:
+    def _pulled_weights(self) -> dict[int, Any]:
         return {key: param.list_data()[0] for key, param in enumerate(self._params)}
 
     def _check_complete(self, verb: str) -> None:
@@ -458,7 +461,7 @@ class Trainer:
         where = f"store {store!r}" if self._decided else "no store yet"
         return f"<Trainer: {len(self._params)} parameters, {self._optimizer!r}, {where}>"
 
-    def _key(self, parameter: Trainable) -> int:
+    def _parameter_key(self, parameter: TrainableParameter) -> int:
         key = self._keys.get(id(parameter))
         if key is None:
             raise ArgumentError(f"parameter {parameter.name!r} does not belong to this trainer")
@@ -470,16 +473,16 @@ def _check_manager(manager: Any) -> None:
         raise ArgumentError(f"manager must be a CheckpointManager, not {type(manager).__name__}")
 
 
-class _Factors:
+class _ParameterFactors:
     """The multipliers of a parameter, read at each use; 1 if it has none."""
 
-    def __init__(self, param: Trainable) -> None:
+    def __init__(self, param: TrainableParameter) -> None:
         self._param = param
 
     @property
     def lr_mult(self) -> float:
-        return factor(self._param, "lr_mult")
+        return multiplier_of(self._param, "lr_mult")
 
     @property
     def wd_mult(self) -> float:
-        return factor(self._param, "wd_mult")
+        return multiplier_of(self._param, "wd_mult")

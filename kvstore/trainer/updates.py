@@ -7,16 +7,16 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..arrays.host import readable, writable
+from ..arrays.host import readable_array, writable_array
 from ..arrays.sparse import RowSparseArray
 from ..errors import ConfigError, KVStoreError
 from ..optimizer import Optimizer, Updater, states
 from ..optimizer.builtin import BuiltInOptimizer, ElementwiseOptimizer, arrays_of, check_fit
 from ..optimizer.optimizer import Array
-from ..optimizer.states import Content
+from ..optimizer.states import StatesContent
 from ..optimizer.updater import check_states
 from .gradients import StepGradients
-from .parameter import Trainable
+from .parameter import TrainableParameter
 
 PathLike = str | os.PathLike[str]
 
@@ -32,7 +32,7 @@ class ReplicaUpdaters:
         counts = self._updaters[0].snapshot_counts()
         try:
             for one in gradients:
-                _check(self._updaters, one.key, one.param)
+                _check_update(self._updaters, one.key, one.param)
         finally:
             self._updaters[0].restore_counts(counts)
 
@@ -43,7 +43,7 @@ class ReplicaUpdaters:
         of a parameter are equal.
         """
         for one in gradients:
-            _update(self._updaters, one.key, one.param)
+            _update_replicas(self._updaters, one.key, one.param)
 
     def packed(self) -> bytes:
         """Return the optimizer, and the states of the first replica."""
@@ -51,9 +51,9 @@ class ReplicaUpdaters:
 
     def save(self, fname: PathLike) -> None:
         """Write the result of `packed` to a file."""
-        states.write(fname, self.packed())
+        states.write_states(fname, self.packed())
 
-    def load(self, read: Callable[[], Content], weights: Mapping[Any, Array]) -> Optimizer:
+    def load(self, read: Callable[[], StatesContent], weights: Mapping[Any, Array]) -> Optimizer:
         """Load the states of `packed` into each replica's updater, and return the loaded optimizer."""
         for updater in self._updaters:
             updater.adopt(read(), weights)
@@ -63,21 +63,21 @@ class ReplicaUpdaters:
         return optimizer
 
 
-def _check(updaters: Sequence[Updater], key: int, param: Trainable) -> None:
+def _check_update(updaters: Sequence[Updater], key: int, param: TrainableParameter) -> None:
     """Raise the errors of an update of a parameter, and count one update; nothing is written.
 
     A user-defined rule is not checked here: its errors are raised by the update.
     """
     with _errors_named(param):
         for replica, updater in enumerate(updaters):
-            weight, _ = writable(param.list_data()[replica], f"replica {replica}")
-            grad = _gradient(param, replica)
+            weight, _ = writable_array(param.list_data()[replica], f"replica {replica}")
+            grad = _replica_gradient(param, replica)
             rule = updater.optimizer
             if isinstance(rule, BuiltInOptimizer) and _is_compiled(rule):
                 _check_state(updater, key, weight)
                 check_fit(grad, weight)
                 if replica == 0:
-                    _count(rule, key, weight)
+                    _count_update(rule, key, weight)
 
 
 def _is_compiled(rule: BuiltInOptimizer) -> bool:
@@ -93,11 +93,11 @@ def _check_state(updater: Updater, key: int, weight: Any) -> None:
     if key not in updater.states:
         rule.create_state_multi_precision(key, weight)  # raises for weights that it cannot update
     elif isinstance(rule, ElementwiseOptimizer):
-        master, inner = _parts(rule, key, updater.states[key], rule.keeps_master(weight))
+        master, inner = _state_parts(rule, key, updater.states[key], rule.keeps_master(weight))
         check_states(rule, key, weight, master, arrays_of(inner))
 
 
-def _parts(rule: ElementwiseOptimizer, key: int, state: Any, has_master: bool) -> tuple[Any, Any]:
+def _state_parts(rule: ElementwiseOptimizer, key: int, state: Any, has_master: bool) -> tuple[Any, Any]:
     """Return the float32 copy of the weight, if the state holds one, and the rest."""
     if not has_master:
         return None, state
@@ -110,7 +110,7 @@ def _parts(rule: ElementwiseOptimizer, key: int, state: Any, has_master: bool) -
     return master, inner
 
 
-def _count(rule: BuiltInOptimizer, key: int, weight: Any) -> None:
+def _count_update(rule: BuiltInOptimizer, key: int, weight: Any) -> None:
     """Count one update, and let the rule check its rate."""
     if isinstance(rule, ElementwiseOptimizer):
         rule.advance(key, weight)
@@ -119,7 +119,7 @@ def _count(rule: BuiltInOptimizer, key: int, weight: Any) -> None:
         rule._get_lr(key)
 
 
-def _update(updaters: Sequence[Updater], key: int, param: Trainable) -> None:
+def _update_replicas(updaters: Sequence[Updater], key: int, param: TrainableParameter) -> None:
     """Update all replicas of a parameter; the updaters share their optimizer."""
     rule = updaters[0].optimizer
     count, num_update = rule._index_update_count.get(key), rule.num_update
@@ -127,7 +127,7 @@ def _update(updaters: Sequence[Updater], key: int, param: Trainable) -> None:
         if replica:
             _restore_count(rule, key, count, num_update)
         with _in_memory(param, replica) as weight:
-            updater(key, _gradient(param, replica), weight)
+            updater(key, _replica_gradient(param, replica), weight)
 
 
 def _restore_count(rule: Optimizer, key: int, count: int | None, num_update: int) -> None:
@@ -139,20 +139,20 @@ def _restore_count(rule: Optimizer, key: int, count: int | None, num_update: int
         rule._index_update_count[key] = count
 
 
-def _gradient(param: Trainable, replica: int) -> Any:
+def _replica_gradient(param: TrainableParameter, replica: int) -> Any:
     grad = param.list_grad()[replica]
-    return grad if isinstance(grad, RowSparseArray) else readable(grad, f"gradient of {param.name!r}")
+    return grad if isinstance(grad, RowSparseArray) else readable_array(grad, f"gradient of {param.name!r}")
 
 
-def check_writable(params: Sequence[Trainable]) -> None:
+def check_writable(params: Sequence[TrainableParameter]) -> None:
     """Raise ArrayError for a replica that cannot be written."""
     for param in params:
         for array in param.list_data():
             if not isinstance(array, RowSparseArray):
-                writable(array, f"data of {param.name!r}")
+                writable_array(array, f"data of {param.name!r}")
 
 
-def assign(param: Trainable, value: Array) -> None:
+def assign_replicas(param: TrainableParameter, value: Array) -> None:
     """Copy a value to all replicas of a parameter."""
     for replica in range(len(param.list_data())):
         with _in_memory(param, replica) as weight:
@@ -160,19 +160,19 @@ def assign(param: Trainable, value: Array) -> None:
 
 
 @contextlib.contextmanager
-def _in_memory(param: Trainable, replica: int) -> Iterator[Any]:
+def _in_memory(param: TrainableParameter, replica: int) -> Iterator[Any]:
     """Return a context with a replica's memory, or with a copy that is written back at its end."""
     array = param.list_data()[replica]
-    memory, deliver = writable(array, f"data of {param.name!r}")
+    memory, deliver = writable_array(array, f"data of {param.name!r}")
     if deliver is not None:
-        memory[...] = readable(array, f"data of {param.name!r}")
+        memory[...] = readable_array(array, f"data of {param.name!r}")
     yield memory
     if deliver is not None:
         deliver()
 
 
 @contextlib.contextmanager
-def _errors_named(param: Trainable) -> Iterator[None]:
+def _errors_named(param: TrainableParameter) -> Iterator[None]:
     """Prefix errors of the body with the name of the parameter."""
     try:
         yield

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore as kv
-from kvstore.arrays.grouping import group, plain_key
+from kvstore.arrays.grouping import group_values, plain_key
 
 
 class Number(enum.IntEnum):
@@ -40,7 +40,7 @@ class Text(str):
     ],
 )
 def test_what_a_key_becomes(given: Any, key: Any) -> None:
-    for found in (plain_key(given), group(given, 1)[0][0], group([given], [1])[0][0]):
+    for found in (plain_key(given), group_values(given, 1)[0][0], group_values([given], [1])[0][0]):
         assert found == key
         assert type(found) is type(key)
 
@@ -52,35 +52,35 @@ def test_what_is_no_key(key: Any) -> None:
     with pytest.raises(kv.KeyKindError):
         plain_key(key)
     with pytest.raises((kv.KeyKindError, kv.ShapeError)):
-        group(["a", key], [1, 2])
+        group_values(["a", key], [1, 2])
 
 
 @pytest.mark.parametrize("key", [-(2**63), 2**63 - 1])
 def test_the_ends_of_64_bits(key: int) -> None:
-    assert group(key, "v") == [(key, ["v"])]
+    assert group_values(key, "v") == [(key, ["v"])]
     for beyond in (key + (1 if key > 0 else -1), [1, key + (1 if key > 0 else -1)]):
         with pytest.raises(kv.KeyKindError, match="64 bits"):
-            group(beyond, ["v", "v"])
+            group_values(beyond, ["v", "v"])
 
 
 def test_values_of_one_key() -> None:
-    assert group("a", "v") == [("a", ["v"])]
-    assert group("a", ["v", "w"]) == [("a", ["v", "w"])]
-    assert group("a", ("v", "w")) == [("a", ["v", "w"])]
-    assert group("a", []) == [("a", [])]
+    assert group_values("a", "v") == [("a", ["v"])]
+    assert group_values("a", ["v", "w"]) == [("a", ["v", "w"])]
+    assert group_values("a", ("v", "w")) == [("a", ["v", "w"])]
+    assert group_values("a", []) == [("a", [])]
 
 
 def test_keys_come_in_the_order_of_their_first_value() -> None:
-    assert group(["b", "a", "b"], ["1", ["2", "3"], ("4",)]) == [("b", ["1", "4"]), ("a", ["2", "3"])]
+    assert group_values(["b", "a", "b"], ["1", ["2", "3"], ("4",)]) == [("b", ["1", "4"]), ("a", ["2", "3"])]
 
 
 def test_numpy_and_plain_keys_are_the_same() -> None:
-    assert group([1, np.int8(1), np.uint64(1)], ["a", "b", "c"]) == [(1, ["a", "b", "c"])]
+    assert group_values([1, np.int8(1), np.uint64(1)], ["a", "b", "c"]) == [(1, ["a", "b", "c"])]
 
 
 def test_the_caller_s_lists_are_not_changed() -> None:
     first, second = ["v"], ["w"]
-    group(["a", "a", "a"], [first, second, first])
+    group_values(["a", "a", "a"], [first, second, first])
     assert (first, second) == (["v"], ["w"])
 
 
@@ -98,18 +98,18 @@ def test_the_caller_s_lists_are_not_changed() -> None:
 )
 def test_keys_and_values_that_do_not_match(keys: Any, values: Any) -> None:
     with pytest.raises(kv.ShapeError, match=rf"{len(keys)} keys|1 keys"):
-        group(keys, values)
+        group_values(keys, values)
 
 
 def test_errors_say_what_the_values_are() -> None:
     with pytest.raises(kv.ShapeError, match="2 keys with 1 outs"):
-        group(["a", "b"], ["v"], "out")
+        group_values(["a", "b"], ["v"], "out")
 
 
 def test_kinds_do_not_mix_in_one_call() -> None:
     for keys in ([1, "a"], [[1], ["a"]], ["a", np.int8(1)]):
         with pytest.raises(kv.KeyKindError, match="int and str"):
-            group(keys, [["v"], ["w"]])
+            group_values(keys, [["v"], ["w"]])
 
 
 trees = st.recursive(st.integers(0, 5), lambda inner: st.lists(inner, max_size=4), max_leaves=20)
@@ -131,7 +131,7 @@ def test_any_nesting_is_its_flat_list(keys: Any) -> None:
     wanted: dict[int, list[int]] = {}
     for key, value in pairs(keys, its):
         wanted.setdefault(key, []).append(value)
-    assert group(keys, its) == list(wanted.items())
+    assert group_values(keys, its) == list(wanted.items())
 
 
 @pytest.mark.parametrize("make", [list, lambda inside: (inside,), lambda inside: ["a", [inside]]])
@@ -139,16 +139,16 @@ def test_a_list_of_keys_that_contains_itself(make: Any) -> None:
     keys: list[Any] = []
     keys.append(make([keys]))
     with pytest.raises(kv.KeyKindError, match="contains itself"):
-        group(keys, keys)
+        group_values(keys, keys)
 
 
 def test_keys_as_deep_as_they_may_be() -> None:
     keys, values = "k", 1
     for _ in range(20_000):
         keys, values = [keys], [values]  # type: ignore[list-item, assignment]
-    assert group(keys, values) == [("k", [1])]
+    assert group_values(keys, values) == [("k", [1])]
 
 
 def test_one_list_of_keys_twice_is_no_circle() -> None:
     keys = ["a", "b"]
-    assert group([keys, [keys]], [[1, 2], [[3, 4]]]) == [("a", [1, 3]), ("b", [2, 4])]
+    assert group_values([keys, [keys]], [[1, 2], [[3, 4]]]) == [("a", [1, 3]), ("b", [2, 4])]

@@ -20,7 +20,7 @@ from hypothesis.extra import numpy as hnp
 
 import kvstore as kv
 from kvstore.arrays.element_types import DTYPES, FLOATS, HALVES, bfloat16, dtype_named, name_of, same_type
-from kvstore.arrays.host import is_array, readable, template, writable
+from kvstore.arrays.host import is_array, readable_array, shape_template, writable_array
 from kvstore.kernels import cpu
 
 Array = npt.NDArray[Any]
@@ -287,7 +287,7 @@ def test_scalars_are_no_arrays(store: kv.KVStore) -> None:
 )
 def test_what_is_no_array(obj: Any) -> None:
     assert not is_array(obj)
-    for door in (readable, writable):
+    for door in (readable_array, writable_array):
         with pytest.raises(kv.ArrayError, match="array"):
             door(obj)
 
@@ -303,9 +303,9 @@ def test_masked_arrays_are_refused(store: kv.KVStore) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
 def test_structured_and_record_arrays_are_refused(dtype: Any) -> None:
     with pytest.raises(kv.DTypeError):
-        readable(np.zeros(3, [("x", dtype)]))
+        readable_array(np.zeros(3, [("x", dtype)]))
     with pytest.raises(kv.DTypeError):
-        writable(np.rec.array([(1, 2.0)], dtype=[("x", dtype), ("y", dtype)]))
+        writable_array(np.rec.array([(1, 2.0)], dtype=[("x", dtype), ("y", dtype)]))
 
 
 def test_matrices(store: kv.KVStore) -> None:
@@ -359,7 +359,7 @@ def test_buffers(store: kv.KVStore) -> None:
 def test_buffers_of_other_types_are_refused(code: str) -> None:
     value = array.array(code, "abc" if code == "u" else [1, 2, 3])
     with pytest.raises(kv.KVStoreError):
-        readable(value)
+        readable_array(value)
 
 
 def test_bfloat16(store: kv.KVStore) -> None:
@@ -430,7 +430,7 @@ class WithoutDevice(Broken):
 @pytest.mark.parametrize("kind", [Broken, WithoutDevice])
 @pytest.mark.parametrize("error", [BufferError, RuntimeError, TypeError, ValueError])
 def test_producers_that_fail(kind: type, error: type[Exception]) -> None:
-    for door in (readable, writable):
+    for door in (readable_array, writable_array):
         with pytest.raises(kv.KVStoreError, match="no way"):
             door(kind(error("no way")))
 
@@ -445,7 +445,7 @@ class BadInterface:
 )
 def test_broken_interfaces(interface: Any) -> None:
     with pytest.raises(kv.KVStoreError):
-        readable(BadInterface(interface))
+        readable_array(BadInterface(interface))
 
 
 @pytest.mark.parametrize("stype", ["csr", "row_sparse", "coo"])
@@ -457,7 +457,7 @@ def test_sparse_arrays_of_others_are_refused(stype: str) -> None:
             raise AssertionError
 
     with pytest.raises(kv.ArrayError, match="RowSparseArray"):
-        readable(Foreign())
+        readable_array(Foreign())
 
 
 def test_scipy_s_sparse_arrays_are_refused(store: kv.KVStore) -> None:
@@ -474,8 +474,8 @@ def test_scipy_s_sparse_arrays_are_refused(store: kv.KVStore) -> None:
 @pytest.mark.parametrize("kind", [np.copy, via_dlpack, subclass, lambda v: OnlyInterface(v.copy())])
 def test_memory_is_shared_where_it_can_be(kind: Callable[[Array], Any]) -> None:
     obj = kind(sample())
-    view = readable(obj)
-    target, deliver = writable(obj)
+    view = readable_array(obj)
+    target, deliver = writable_array(obj)
     memory = getattr(obj, "memory", obj)
     assert type(view) is type(target) is np.ndarray
     assert np.shares_memory(view, memory)
@@ -486,7 +486,7 @@ def test_memory_is_shared_where_it_can_be(kind: Callable[[Array], Any]) -> None:
 @pytest.mark.parametrize("kind", [strided, fortran, swapped, misaligned])
 def test_a_buffer_is_delivered(kind: Callable[[Array], Array]) -> None:
     obj = kind(np.zeros_like(sample()))
-    target, deliver = writable(obj)
+    target, deliver = writable_array(obj)
     assert not np.shares_memory(target, obj)
     assert target.flags.c_contiguous
     assert target.flags.aligned
@@ -499,7 +499,7 @@ def test_a_buffer_is_delivered(kind: Callable[[Array], Array]) -> None:
 
 
 def test_the_memory_of_a_producer_is_kept_alive() -> None:
-    view = readable(OldDLPack(np.full(100_000, 7.0)))
+    view = readable_array(OldDLPack(np.full(100_000, 7.0)))
     np.full(100_000, 8.0)  # would take the memory if it had been given back
     assert (view == 7).all()
 
@@ -567,8 +567,8 @@ def test_torch_tensors(store: kv.KVStore, torch: Any, dtype: str) -> None:
 def test_torch_memory_is_shared(torch: Any) -> None:
     for dtype in TORCH_TYPES:
         value = tensor(torch, dtype)
-        assert readable(value).ctypes.data == value.data_ptr()
-        target, deliver = writable(value)
+        assert readable_array(value).ctypes.data == value.data_ptr()
+        target, deliver = writable_array(value)
         assert (target.ctypes.data, deliver) == (value.data_ptr(), None)
 
 
@@ -699,7 +699,7 @@ def test_a_file_of_bfloat16_without_ml_dtypes_is_not_called_damaged(
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (1000, 1000, 1000)])
 def test_a_template_is_of_a_shape_and_type_and_takes_no_memory(name: str, shape: tuple[int, ...]) -> None:
-    made = template(shape, dtype_named(name))
+    made = shape_template(shape, dtype_named(name))
     assert (made.shape, name_of(made.dtype), made.strides) == (shape, name, (0,) * len(shape))
     assert not made.flags.writeable
     assert not made.size or made[(0,) * len(shape)] == 0

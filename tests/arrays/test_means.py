@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from references import DTYPES, assert_same_bits, draw, dtype_of, is_float
 
 import kvstore as kv
-from kvstore.arrays.means import check_mean, quotient
+from kvstore.arrays.means import check_mean, divided_array
 
 FLOATS = [name for name in DTYPES if is_float(dtype_of(name))]
 
@@ -23,7 +23,7 @@ def test_each_quotient_is_rounded_once(name: str, workers: int, seed: int) -> No
     before = values.copy()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = quotient(values, workers)
+        found = divided_array(values, workers)
     wide = np.float64 if name == "float64" else np.float32
     with np.errstate(all="ignore"):
         expected = (values.astype(wide) / wide(workers)).astype(values.dtype)
@@ -35,7 +35,7 @@ def test_each_quotient_is_rounded_once(name: str, workers: int, seed: int) -> No
 def test_shapes_stay_and_means_of_large_values_are_finite(name: str) -> None:
     for shape in ((), (0,), (2, 3)):
         largest = np.full(shape, 60000, dtype_of(name))
-        found = quotient(largest, 2)
+        found = divided_array(largest, 2)
         assert (type(found), found.shape, found.dtype) == (np.ndarray, shape, largest.dtype)
         assert np.all(found + found == largest)
 

@@ -22,7 +22,7 @@ from hypothesis.extra import numpy as hnp
 import kvstore as kv
 from kvstore.arrays import dlpack
 from kvstore.arrays.element_types import DTYPES, dtype_named
-from kvstore.arrays.host import direct, readable, writable
+from kvstore.arrays.host import direct_view, readable_array, writable_array
 
 Array = npt.NDArray[Any]
 F = np.float32
@@ -48,7 +48,7 @@ class Lent:
     def __dlpack__(self, **options: Any) -> Any:
         array, version = self.array, options.get("max_version")
         readonly = not array.flags.writeable
-        capsule = dlpack.export(
+        capsule = dlpack.export_capsule(
             self, array.ctypes.data, array.shape, array.dtype, self.device, readonly, version
         )
         name = b"dltensor" if version is None else b"dltensor_versioned"
@@ -188,11 +188,11 @@ def test_interfaces_that_are_right() -> None:
         (Lent(memory[:3], shape=ctypes.pointer(ctypes.c_int64(2**62))), "without memory"),
         (Lent(memory[:3], strides=ctypes.pointer(ctypes.c_int64(2**60))), "without memory"),
         (Lent(memory[:3], strides=ctypes.pointer(ctypes.c_int64(-(2**60)))), "without memory"),
-        (Lent(memory[:3], dtype=dlpack._Type(2, 4, 1)), "DLPack type"),
-        (Lent(memory[:3], dtype=dlpack._Type(2, 32, 4)), "DLPack type"),
-        (Lent(memory[:3], dtype=dlpack._Type(5, 64, 1)), "DLPack type"),
-        (Lent(memory[:3], dtype=dlpack._Type(77, 8, 1)), "DLPack type"),
-        (Lent(memory[:3], dtype=dlpack._Type(2, 24, 1)), "NumPy does not know"),
+        (Lent(memory[:3], dtype=dlpack._DataType(2, 4, 1)), "DLPack type"),
+        (Lent(memory[:3], dtype=dlpack._DataType(2, 32, 4)), "DLPack type"),
+        (Lent(memory[:3], dtype=dlpack._DataType(5, 64, 1)), "DLPack type"),
+        (Lent(memory[:3], dtype=dlpack._DataType(77, 8, 1)), "DLPack type"),
+        (Lent(memory[:3], dtype=dlpack._DataType(2, 24, 1)), "NumPy does not know"),
     ],
 )  # fmt: skip
 def test_capsules_that_are_wrong(lent: Lent, words: str) -> None:
@@ -203,7 +203,7 @@ def test_capsules_that_are_wrong(lent: Lent, words: str) -> None:
 
 
 def test_an_offset_of_a_capsule_counts() -> None:
-    assert readable(Lent(memory[:3], byte_offset=8)).tolist() == [2, 3, 4]
+    assert readable_array(Lent(memory[:3], byte_offset=8)).tolist() == [2, 3, 4]
 
 
 def test_a_bfloat16_capsule_of_any_library_is_taken() -> None:
@@ -263,8 +263,8 @@ def test_buffers_that_are_gone(make: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("order", "<>")
 def test_buffers_in_each_byte_order(name: str, order: str) -> None:
     value = np.arange(6).astype(np.dtype(name).newbyteorder(order))
-    assert readable(memoryview(value)).tolist() == list(range(6))
-    array, deliver = writable(memoryview(value))
+    assert readable_array(memoryview(value)).tolist() == list(range(6))
+    array, deliver = writable_array(memoryview(value))
     array[...] = 1
     if deliver is not None:
         deliver()
@@ -286,13 +286,13 @@ def test_a_view_of_any_layout_is_read_and_written_as_numpy_does(data: st.DataObj
     if show is Lent and not _has_steps(view):
         show = _interface
     shown = show(view)
-    np.testing.assert_array_equal(readable(shown), view)
-    kept = direct(shown)
+    np.testing.assert_array_equal(readable_array(shown), view)
+    kept = direct_view(shown)
     assert kept is None or kept.ctypes.data == view.ctypes.data or not view.size
     if view.base is None:
         return
     before = whole.copy()
-    array, deliver = writable(shown)
+    array, deliver = writable_array(shown)
     array[...] = 121
     if deliver is not None:
         deliver()
@@ -320,10 +320,10 @@ def test_an_interface_of_a_buffer_never_reaches_beyond_it(data: st.DataObject) -
     positions = _positions(shape, strides, offset)
     obj = Shown(data=content, shape=shape, strides=strides, offset=offset, typestr="|u1")
     if all(0 <= position < length for position in positions):
-        assert readable(obj).ravel().tolist() == positions
+        assert readable_array(obj).ravel().tolist() == positions
     else:
         with pytest.raises(kv.ArrayError, match="a buffer of"):
-            readable(obj)
+            readable_array(obj)
 
 
 def _positions(shape: tuple[int, ...], strides: tuple[int, ...] | None, offset: int) -> list[int]:

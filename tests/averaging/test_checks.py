@@ -49,6 +49,6 @@ def test_the_variables_of_the_recipe_make_a_job(monkeypatch: pytest.MonkeyPatch)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "")  # so that the recipe's setting is undone
     script["place"](1, 2, 29500)
-    found = launchers.detect()
+    found = launchers.detect_placement()
     assert (found.launcher, found.rank, found.size, found.local_size) == ("torchrun", 1, 2, 2)
     assert "29500" in found.job

@@ -17,7 +17,7 @@ from kvstore.devices import driver
 def rounds(rank_of_host: int) -> str:
     """Push, pull and pushpull, one worker on the host perhaps; every worker knows the expected result."""
     fake, digest, heard = LazyDriver(count=2), Digest(), list[str]()
-    driver.use(fake)
+    driver.replace_driver(fake)
     handler = logging.Handler()
     handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("kvstore.shared").addHandler(handler)

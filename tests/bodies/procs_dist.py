@@ -26,7 +26,7 @@ from kvstore.observe import events as recorded_events
 from kvstore.observe.native import _observe as native
 from kvstore.settings.parameter_server import ps_config
 from kvstore.settings.roles import find as find_roles
-from kvstore.store import divides, start_pushpull
+from kvstore.store import can_divide_values, start_pushpull
 from kvstore.stores.hierarchy.backend import HierarchyBackend
 from kvstore.stores.parameter_server.server.loop import ServerLoop
 from kvstore.stores.parameter_server.transport import stream_client
@@ -280,7 +280,7 @@ def quotients() -> None:
         outs = [np.empty(size, F) for size in n] if step % 4 == 1 else mine
         for value, part in zip(mine, parts, strict=True):
             value[...] = part[store.rank]
-        assert divides(store, mine)
+        assert can_divide_values(store, mine)
         given = None if outs is mine else outs
         start_pushpull(store, keys, mine, given, divisors[store.rank], waits=step % 2 == 0).wait()
         for out, part, value in zip(outs, parts, mine, strict=True):
@@ -291,7 +291,7 @@ def quotients() -> None:
     start_pushpull(store, keys[:2], mine, [[], out], 2).wait()
     assert (out == 1.5 * store.num_workers).all() and (mine[0] == 3).all()
     store.init("half", np.zeros(8, np.float16))
-    assert not divides(store, [np.zeros(8, np.float16)])
+    assert not can_divide_values(store, [np.zeros(8, np.float16)])
     with pytest.raises(kv.DTypeError):
         start_pushpull(store, ["half"], [np.full(8, 3, F)], None, 2).wait()
     store.barrier()

@@ -250,7 +250,7 @@ def raising_pushes(verb: str, arrives: bool) -> None:
 
 def wait_between_portions() -> list[int]:
     """Continue calls when the first slice of each portion is summed; return the numbers of these."""
-    opens, waited = pusher.HostPusher._open, []
+    opens, waited = pusher.HostPusher._open_rounds, []
 
     def summed_first(self: Any, handles: list[Any]) -> None:
         opens(self, handles)
@@ -262,7 +262,7 @@ def wait_between_portions() -> list[int]:
         waited.append(handles[0].number)
 
     pusher._PORTION = 1
-    pusher.HostPusher._open = summed_first  # type: ignore[method-assign]
+    pusher.HostPusher._open_rounds = summed_first  # type: ignore[method-assign]
     return waited
 
 
@@ -384,7 +384,7 @@ def cannot_sum() -> list[Any]:
                 raise MemoryError("on demand")
 
             hear()
-            store._backend._carrier._sum = refused
+            store._backend._carrier._sum_exchange = refused
             with pytest.raises(MemoryError):
                 store.pushpull("w", np.ones(5, F))
             with pytest.raises(kv.KVStoreError, match="worker 0 could not carry round 1 of key 'w, slice 0'"):

@@ -22,7 +22,7 @@ from tested_store import by_hosts, create, held
 
 import kvstore as kv
 from kvstore.kernels import cpu
-from kvstore.store import divides, start_pushpull
+from kvstore.store import can_divide_values, start_pushpull
 
 F = np.float32
 Pairs = Iterator[tuple[Array, Array]]
@@ -214,7 +214,7 @@ def quotients(on_peer_loss: str) -> str:
             for mine, waits in product((np.empty(n, F), home), (False, True)):
                 parts = values.next(n)
                 mine[...] = parts[store.rank]
-                assert divides(store, [mine])
+                assert can_divide_values(store, [mine])
                 with knobs(level=level, stream=stream):
                     start_pushpull(store, [key], [mine], None, divisor, waits).wait()
                 with np.errstate(all="ignore"):

@@ -42,10 +42,10 @@ class Gpu:
         self.fake: FakeDriver | None = None if real else install()
         if self.fake is not None:
             self.fake.lazy = True
-        self.count = min(count, driver.get().count)
+        self.count = min(count, driver.get_driver().count)
         self._random = random.Random(seed)
         self._arrays: list[RealArray] = []
-        self.streams = {d: [driver.get().stream(d) for _ in range(3)] for d in range(self.count)}
+        self.streams = {d: [driver.get_driver().stream(d) for _ in range(3)] for d in range(self.count)}
 
     def array(self, content: Any, device: int | None = None, **options: Any) -> RealArray:
         """An array on some GPU, written on some stream of it, where its owner works."""
@@ -64,7 +64,7 @@ class Gpu:
     def close(self) -> None:
         for device, streams in self.streams.items():
             for stream in streams:
-                driver.get().drop_stream(stream, device)
+                driver.get_driver().drop_stream(stream, device)
 
 
 @contextmanager
@@ -414,7 +414,7 @@ class LockingDriver(LazyDriver):
 def tensors(seed: int) -> str:
     """PyTorch's tensors on its current stream, strided ones too, while streams take turns at random."""
     made = LockingDriver(seed=seed)
-    before, sys.modules["torch"] = driver.use(made), FakeTorch(made)
+    before, sys.modules["torch"] = driver.replace_driver(made), FakeTorch(made)
     torch: Any = sys.modules["torch"]
     store, digest, shape = kv.create("shared"), Digest(), (331, 101)
     store.init(["w", "b"], [torch.tensor(np.zeros(shape, F)), torch.tensor(np.zeros(5, F))])
@@ -443,7 +443,7 @@ def tensors(seed: int) -> str:
     assert made.locked == {}
     assert made.leftovers()["events"] == 0
     made.assert_sound()
-    driver.use(before)
+    driver.replace_driver(before)
     return digest.hex()
 
 

@@ -543,5 +543,5 @@ def one_closes_late() -> None:
             assert hear() == "go"
             from kvstore.stores.shared.ipc import exchange
 
-            exchange._sweep()
+            exchange._sweep_freed()
             assert made.fake.live().exported == 0

@@ -113,14 +113,14 @@ def _rows_that_say_how_many(store: Any, shape: tuple[int, int], folder: Path) ->
 
 def _save(store: Any, shape: tuple[int, int], folder: Path) -> list[Any]:
     store.save(folder / "values")
-    (value,) = values._read(str(folder / "values")).values()
+    (value,) = values._read_values(str(folder / "values")).values()
     return [value.data if isinstance(value, kv.RowSparseArray) else value]
 
 
 def _save_states(store: Any, shape: tuple[int, int], folder: Path) -> list[Any]:
     """AdaGrad's state of gradients of one is the number of updates; before the first a key has none."""
     store.save_optimizer_states(folder / "states")
-    content = states.read(str(folder / "states"))
+    content = states.read_states(str(folder / "states"))
     return [np.asarray(content.states.get("w", 0)), np.asarray(content.counts.get("w", 0))]
 
 

@@ -99,7 +99,7 @@ class Steps:
     def _states(self, store: Any, path: Path) -> Any:
         """The states of a store by way of a file: arrays, counts, and the schedule's time."""
         store.save_optimizer_states(path)
-        content = states.read(str(path))
+        content = states.read_states(str(path))
         arrays = {name: array for name, array in load_file(path).items() if array.any()}
         return arrays, {key: n for key, n in content.counts.items() if n}, content.num_update
 

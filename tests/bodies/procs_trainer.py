@@ -194,7 +194,7 @@ def rows(name: str, folder: str) -> list[Any]:
     table = Parameter("table", kv.RowSparseArray.from_dense(np.ones(shape, F)), some(0))
     dense = Parameter("dense", np.ones(shape, F), some(0))
     with Trainer([table, dense], "sgd", {"learning_rate": 1}, kvstore=name) as trainer:
-        trainer._prepare()
+        trainer._prepare_store()
         rank = trainer.kvstore.rank
         for param in (table, dense):
             param.set_grad(some(rank, 4))

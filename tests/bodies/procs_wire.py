@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.errors import KVStoreError
-from kvstore.settings.keys import Keys
+from kvstore.settings.keys import JobKeys
 from kvstore.stores.parameter_server.protocol.messages import (
     PROTOCOL,
     BarrierRequest,
@@ -55,7 +55,7 @@ def speaker(address: str, job: str, newer: str) -> None:
 
 def client(address: str, keys: str, identity: str) -> None:
     """Say how a handshake with these keys ended."""
-    own = Keys.from_json(Path(keys).read_bytes()) if keys else None
+    own = JobKeys.from_json(Path(keys).read_bytes()) if keys else None
     context = ZmqContext(own)
     start = time.monotonic()
     try:

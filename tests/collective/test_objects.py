@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import kvstore as kv
-from kvstore.collective.objects import ArrayKind, packed, unpacked
+from kvstore.collective.objects import ArrayKind, pack_object, unpack_object
 
 TYPES = st.sampled_from(["?", "i1", "u2", "i4", ">i4", "u8", "f2", "f4", "f8", ">f8", "c8", "c16"])
 ARRAYS = TYPES.flatmap(lambda name: hnp.arrays(name, hnp.array_shapes(min_dims=0, min_side=0, max_side=4)))
@@ -54,12 +54,12 @@ def assert_same(found: Any, sent: Any) -> None:
 
 @given(OBJECTS)
 def test_a_received_object_equals_the_sent_one(value: Any) -> None:
-    assert_same(unpacked(packed(value)), value)
+    assert_same(unpack_object(pack_object(value)), value)
 
 
 def test_a_tuple_is_a_list_and_an_array_of_no_dimensions_stays_one() -> None:
-    assert unpacked(packed((1, (2,)))) == [1, [2]]
-    found = unpacked(packed([np.float32(1.5), np.array(2), np.ones(2, ml_dtypes.bfloat16)]))
+    assert unpack_object(pack_object((1, (2,)))) == [1, [2]]
+    found = unpack_object(pack_object([np.float32(1.5), np.array(2), np.ones(2, ml_dtypes.bfloat16)]))
     assert (type(found[0]), found[0]) == (np.float32, 1.5)
     assert (found[1].shape, found[1][()]) == ((), 2)
     assert (found[2].dtype, found[2].tolist()) == (np.dtype(ml_dtypes.bfloat16), [1, 1])
@@ -67,7 +67,7 @@ def test_a_tuple_is_a_list_and_an_array_of_no_dimensions_stays_one() -> None:
 
 def test_a_received_object_is_the_receiver_s_own() -> None:
     array = np.zeros((3, 4))[:, ::2]
-    found = unpacked(packed(array))
+    found = unpack_object(pack_object(array))
     found[...] = 1
     assert not array.any()
 
@@ -79,7 +79,7 @@ def test_arrays_of_a_framework_are_made_again() -> None:
     kind = ArrayKind(
         lambda value: np.arange(3) if isinstance(value, Own) else None, lambda array: ("own", array.sum())
     )
-    assert unpacked(packed([Own(), np.ones(1)], kind), kind)[0] == ("own", 3)
+    assert unpack_object(pack_object([Own(), np.ones(1)], kind), kind)[0] == ("own", 3)
 
 
 deep: list[Any] = []
@@ -105,4 +105,4 @@ deep.append(deep)
 )  # fmt: skip
 def test_what_cannot_be_sent_is_named(value: Any, text: str) -> None:
     with pytest.raises(kv.ArgumentError, match=text):
-        packed(value)
+        pack_object(value)

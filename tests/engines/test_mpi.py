@@ -25,7 +25,7 @@ def test_small_arrays_of_a_type_travel_together_and_large_ones_do_not_move() -> 
     small = [np.full(shape, i, np.float64) for i, shape in enumerate([(), (2, 3), (5,)])]
     single = np.zeros(4, np.int32)
     arrays = [large, small[0], single, np.zeros((0, 3), np.float32), *small[1:]]
-    buffers, back = mpi._packed([(str(i), array) for i, array in enumerate(arrays)])
+    buffers, back = mpi._pack_arrays([(str(i), array) for i, array in enumerate(arrays)])
     assert [buffer is array for buffer, array in zip(buffers, (large, None, single), strict=True)] == [
         True,
         False,
@@ -35,7 +35,7 @@ def test_small_arrays_of_a_type_travel_together_and_large_ones_do_not_move() -> 
     assert packed is buffers[1]
     assert packed.tolist() == [0] + 6 * [1] + 5 * [2]
     packed *= 10
-    mpi._unpack(packed, places)
+    mpi._unpack_arrays(packed, places)
     assert [array.ravel().tolist() for array in small] == [[0], 6 * [10], 5 * [20]]
     assert small[1].shape == (2, 3)
 
@@ -43,12 +43,12 @@ def test_small_arrays_of_a_type_travel_together_and_large_ones_do_not_move() -> 
 def test_pieces_cover_an_array_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi, "_MOST", 64)
     array = np.zeros((3, 7), np.float64)
-    pieces = list(mpi._pieces(array))
+    pieces = list(mpi._array_pieces(array))
     assert [piece.size for piece in pieces] == [8, 8, 5]
     for piece in pieces:
         piece += 1
     assert (array == 1).all()
-    assert list(mpi._pieces(np.zeros((0, 2)))) == []
+    assert list(mpi._array_pieces(np.zeros((0, 2)))) == []
 
 
 @pytest.mark.parametrize(

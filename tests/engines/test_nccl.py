@@ -15,7 +15,7 @@ from engines import launchers
 import kvstore as kv
 from kvstore.settings.options import StoreConfig
 from kvstore.stores.collectives.nccl import rendezvous
-from kvstore.stores.collectives.nccl.rendezvous import JobPlacement, NcclRendezvous, find
+from kvstore.stores.collectives.nccl.rendezvous import JobPlacement, NcclRendezvous, find_rendezvous
 from kvstore.stores.parameter_server.transport.channel import DealerChannel
 from kvstore.stores.parameter_server.transport.context import ZmqContext
 
@@ -102,12 +102,12 @@ DMLC = {
 
 
 def test_on_one_machine_they_meet_at_a_socket_that_has_the_jobs_name() -> None:
-    found = find({**OWN, "KVSTORE_LOCAL_SIZE": "4"})
+    found = find_rendezvous({**OWN, "KVSTORE_LOCAL_SIZE": "4"})
     assert (found.rank, found.size, found.local_rank) == (1, 4, 1)
     assert found.address.startswith("ipc://@kvstore/nccl/")
-    other = find({**OWN, "KVSTORE_LOCAL_SIZE": "4", "KVSTORE_JOB": "k"})
+    other = find_rendezvous({**OWN, "KVSTORE_LOCAL_SIZE": "4", "KVSTORE_JOB": "k"})
     assert other.address != found.address
-    assert find({}) == JobPlacement(0, 1, 0)
+    assert find_rendezvous({}) == JobPlacement(0, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_on_one_machine_they_meet_at_a_socket_that_has_the_jobs_name() -> None:
     ],
 )
 def test_between_machines_they_meet_where_the_variables_say(variables: dict[str, str], address: str) -> None:
-    assert find(variables).address == address
+    assert find_rendezvous(variables).address == address
 
 
 @pytest.mark.parametrize(
@@ -137,11 +137,11 @@ def test_between_machines_they_meet_where_the_variables_say(variables: dict[str,
 )
 def test_what_is_not_said_is_asked_for(variables: dict[str, str], words: str) -> None:
     with pytest.raises(kv.ConfigError, match=words):
-        find(variables)
+        find_rendezvous(variables)
 
 
 def test_workers_of_a_parameter_server_meet_where_its_scheduler_would_be() -> None:
-    found = find(DMLC)
+    found = find_rendezvous(DMLC)
     assert (found.rank, found.size, found.address) == (1, 2, "tcp://127.0.0.1:9091")
 
 
@@ -182,7 +182,7 @@ def meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[
             monkeypatch.setattr(rendezvous, "_numbers", rendezvous.defaultdict(rendezvous.itertools.count))
             group = groups[number] if groups else "default"
             meetings.append(NcclRendezvous(place, StoreConfig(timeout=timeout, group=group)))
-        return together(*(lambda m=m: m.share(lambda: b"the name") for m in meetings))  # type: ignore[misc]
+        return together(*(lambda m=m: m.share_name(lambda: b"the name") for m in meetings))  # type: ignore[misc]
 
     return run
 

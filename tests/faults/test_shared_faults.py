@@ -448,7 +448,7 @@ def test_a_worker_that_never_comes(job: MakeJob) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="takes two users")
 def test_another_users_process_under_the_name_of_a_worker(job: MakeJob) -> None:
     made = job(2)
-    name = RegionRendezvous(made.name, "default", 0, 0, 2)._address(0).decode()
+    name = RegionRendezvous(made.name, "default", 0, 0, 2)._rank_address(0).decode()
     squatter = made.start(BODIES, "squats", name, 65534, rank=0)
     squatter.expect("squats")
     victim = made.start(BODIES, "refused", "AuthError", rank=1)

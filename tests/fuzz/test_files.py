@@ -20,11 +20,11 @@ from shards import StoreShards
 
 import kvstore as kv
 from kvstore import atomic_files
-from kvstore.kernels.cuda.cubin import Cubin
+from kvstore.kernels.cuda.cubin import KernelCubin
 from kvstore.launch.certificates import Certificates
 from kvstore.launch.hosts import host_list
 from kvstore.observe.timeline import process_trace
-from kvstore.settings.keys import Keys
+from kvstore.settings.keys import JobKeys
 from kvstore.settings.parameter_server import PsConfig
 from kvstore.stores.parameter_server.server.storage import ServerStorage
 from kvstore.stores.parameter_server.server.store_shard import StoreShard
@@ -90,7 +90,7 @@ def job_of_snapshots(folder: Path) -> tuple[Path, Read]:
 
 def keys(folder: Path) -> tuple[Path, Read]:
     path, *_ = Certificates(1, 0).save(folder)
-    return path, Keys.from_file
+    return path, JobKeys.from_file
 
 
 def timeline(folder: Path) -> tuple[Path, Read]:
@@ -105,11 +105,11 @@ def timeline(folder: Path) -> tuple[Path, Read]:
 
 def cubin(folder: Path) -> tuple[Path, Read]:
     """An incomplete file counts as absent, and is compiled again."""
-    (folder / "file").write_bytes(Cubin("sum", "sm_90", "entry", b"code", registers=3).to_bytes())
+    (folder / "file").write_bytes(KernelCubin("sum", "sm_90", "entry", b"code", registers=3).to_bytes())
 
     def read(path: Path) -> None:
         try:
-            Cubin.from_bytes(path.read_bytes())
+            KernelCubin.from_bytes(path.read_bytes())
         except ValueError as error:
             raise kv.StateFileError(str(error)) from error
 

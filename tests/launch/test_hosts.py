@@ -117,7 +117,7 @@ def test_ranks_are_contiguous_and_servers_take_turns() -> None:
 
 def test_a_host_that_others_would_not_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"a": "10.0.0.1", "b": "127.0.1.1", "c": "10.0.0.3"}
-    monkeypatch.setattr(addresses, "resolved", known.get)
+    monkeypatch.setattr(addresses, "resolve_host", known.get)
     assert HostLayout(of_list("a,me@c"), 2, 1).addresses == ("10.0.0.1", "10.0.0.3")
     assert HostLayout(of_list("b"), 2, 1).addresses == ("127.0.1.1",)
     with pytest.raises(ConfigError, match=r"'b' is 127\.0\.1\.1 here"):
@@ -319,7 +319,7 @@ def test_keys_are_handed_over_and_nowhere_to_be_seen(far: Job) -> None:
 
 
 def test_a_host_that_others_reach_means_keys(far: Job) -> None:
-    outward = [one for one in addresses.interfaces().values() if not addresses.is_loopback(one)]
+    outward = [one for one in addresses.interface_addresses().values() if not addresses.is_loopback(one)]
     if not outward:
         pytest.skip("this machine has no network interface but the loopback")
     code, _, err = finish(far.run("-n", "1", "-s", "1", "--hosts", outward[0], text=TRAIN))

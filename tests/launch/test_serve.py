@@ -17,7 +17,7 @@ from launched import Job
 import kvstore as kv
 from kvstore.launch.cli import main
 from kvstore.settings import addresses
-from kvstore.settings.keys import Keys
+from kvstore.settings.keys import JobKeys
 from kvstore.settings.parameter_server import PsConfig
 from kvstore.settings.roles import Roles, find
 from kvstore.stores.parameter_server import role_process
@@ -44,7 +44,7 @@ class Loop:
         self.before()
         self.calls.append((roles, config))
         if report is not None:
-            report(addresses.tcp(roles.host, 4242))
+            report(addresses.tcp_address(roles.host, 4242))
 
     @property
     def roles(self) -> Roles:
@@ -127,7 +127,7 @@ def test_options_of_a_scheduler(scheduler: Loop) -> None:
 
 
 def test_a_scheduler_for_everybody_tells_an_address_that_others_can_use(scheduler: Loop) -> None:
-    outward = [one for one in addresses.interfaces().values() if not addresses.is_loopback(one)]
+    outward = [one for one in addresses.interface_addresses().values() if not addresses.is_loopback(one)]
     result = invoke("scheduler", "-n", "1", "-s", "1", "--host", "0.0.0.0", "--insecure")
     assert scheduler.roles.host == "0.0.0.0"
     assert result.stdout == f"tcp://{(outward or ['127.0.0.1'])[0]}:4242\n"
@@ -272,7 +272,7 @@ def test_a_file_of_keys_for_each_process(tmp_path: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     for name in names:
         assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
-    keys = {name: Keys.from_file(folder / name) for name in names}
+    keys = {name: JobKeys.from_file(folder / name) for name in names}
     assert len({one.secret for one in keys.values()}) == 4
     for one in keys.values():
         assert one.scheduler == keys["scheduler.json"].public
@@ -348,7 +348,7 @@ def test_env_shows_no_secret(tmp_path: Path) -> None:
         result = invoke(*arguments, KVSTORE_SCHEDULER="tcp://127.0.0.1:1", KVSTORE_KEYS_FILE=str(path))
         assert result.exit_code == 0
         assert "rue" in result.stdout.partition("encrypted")[2].splitlines()[0]
-        assert Keys.from_file(path).secret.decode() not in result.stdout
+        assert JobKeys.from_file(path).secret.decode() not in result.stdout
 
 
 def test_env_without_servers_says_so() -> None:

@@ -587,7 +587,7 @@ if RANK == 1 and RESTART == 0:
 
 
 def outward() -> str:
-    for number in addresses.interfaces().values():
+    for number in addresses.interface_addresses().values():
         if not addresses.is_loopback(number):
             return number
     pytest.skip("this machine has no network interface but the loopback")

@@ -68,7 +68,7 @@ def test_a_key_that_is_none_is_refused(setting: str, key: Any) -> None:
 
 def test_many_differences_are_counted() -> None:
     one, other = (descriptions.text_of(kv.optimizer.SGD(lr_mult=dict.fromkeys(range(9), n))) for n in (1, 2))
-    text = descriptions.conflict(one, 2, other, 5)
+    text = descriptions.describe_conflict(one, 2, other, 5)
     assert "lr_mult[0] 1.0 on worker 2 and 2.0 on worker 5" in text
     assert "and 6 more" in text
 
@@ -82,6 +82,6 @@ def test_many_differences_are_counted() -> None:
 def test_no_text_makes_it_fail(text: str, value: Any) -> None:
     """The scheduler raises it, for descriptions that workers have sent."""
     for one in (text, json.dumps(value), json.dumps({"name": "sgd", "config": value})):
-        assert "worker 1" in descriptions.conflict(
+        assert "worker 1" in descriptions.describe_conflict(
             one, 0, json.dumps({"name": "sgd", "config": {"wd": 1}}), 1
         )

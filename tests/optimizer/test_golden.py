@@ -320,7 +320,7 @@ class OldUpdater:
         self.lazy = kwargs.get("lazy_update", False)
 
     def settings(self, key):
-        config, lr, wd = self.optimizer.get_config(), *self.optimizer._rates(key)
+        config, lr, wd = self.optimizer.get_config(), *self.optimizer._key_rates(key)
         bound = f32(config["clip_gradient"] or np.inf)
         rescale = f32(config["rescale_grad"])
         h = SimpleNamespace(**config)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvstore.errors import ConfigError
 from kvstore.optimizer import create, lr_scheduler
 from kvstore.optimizer.descriptions import text_of
-from kvstore.optimizer.settings_log import Change, SettingsAt, SettingsLog
+from kvstore.optimizer.settings_log import SettingsAt, SettingsChange, SettingsLog
 
 SCHEDULE = {"lr_scheduler": {"name": "FactorScheduler", "config": {"step": 2, "base_lr": 0.5}}}
 
@@ -260,7 +260,7 @@ def test_what_is_no_change_is_refused(text: str) -> None:
 # ----------------------------------------------------------------------------------- sharing and withdrawing
 
 
-def made(log: SettingsLog, rank: int, place: int, name: str, value: float) -> Change:
+def made(log: SettingsLog, rank: int, place: int, name: str, value: float) -> SettingsChange:
     text = setting(name, value)
     change = log.find(rank, place, "configure", 1, text)
     if change is None:
@@ -318,7 +318,7 @@ def test_a_change_that_is_withdrawn_was_never_made(program: list[Call], order: l
     told, dropped = log.withdraw(gone)
     for change in changes:
         if change is not gone and change not in dropped:
-            other._insert(dataclasses.replace(change, settings=SettingsAt()))
+            other._insert_change(dataclasses.replace(change, settings=SettingsAt()))
     assert [change.settings for change in log.changes] == [change.settings for change in other.changes]
     assert told == [change for change in log.changes if change.settings != before[id(change)]]
 
@@ -344,7 +344,7 @@ def test_settings_of_what_is_kept_are_as_before(program: list[Call], keep: int, 
     run([Worker(log, 0, program)], [])
     places = range(60)
     before, newest, count = [log.settings_at(place) for place in places], log.newest, len(log.changes)
-    dropped = log.cut(keep, passed)
+    dropped = log.drop_old(keep, passed)
     assert len(dropped) + len(log.changes) == count
     assert len(log.changes) >= min(keep, count)
     assert all(change.place < passed for change in dropped)
@@ -359,9 +359,9 @@ def test_changes_of_one_place_stay_together() -> None:
     log.add(0, 0, "optimizer", 1, optimizer(learning_rate=0.5))
     for number in range(6):
         log.add(0, 1 + number // 3, "configure", 1, setting("wd", number / 8))
-    assert [one.place for one in log.cut(2, 9)] == [0, 1, 1, 1]
+    assert [one.place for one in log.drop_old(2, 9)] == [0, 1, 1, 1]
     assert [one.place for one in log.changes] == [2, 2, 2]
-    assert log.cut(2, 9) == []
+    assert log.drop_old(2, 9) == []
 
 
 def test_a_worker_that_is_forgotten_makes_its_changes_from_the_beginning() -> None:

@@ -159,7 +159,7 @@ def test_any_states_come_back(held, counts, dump):
     optimizer = opt.Adam(wd=0.25)
     optimizer._index_update_count = dict(zip(held, counts, strict=False))
     optimizer.num_update = max(counts, default=0)
-    content = states.unpack(states.pack(held, optimizer, dump))
+    content = states.unpack_states(states.pack_states(held, optimizer, dump))
     assert list(content.states) == list(held)
     assert all(same(content.states[key], state) for key, state in held.items())
     assert content.counts == optimizer._index_update_count
@@ -170,25 +170,25 @@ def test_any_states_come_back(held, counts, dump):
 def test_bfloat16():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     array = np.arange(6).astype(ml_dtypes.bfloat16).reshape(2, 3)
-    content = states.unpack(states.pack({"w": (array, None)}, opt.SGD(), False))
+    content = states.unpack_states(states.pack_states({"w": (array, None)}, opt.SGD(), False))
     assert same(content.states["w"], (array, None))
 
 
 def test_odd_arrays_are_written_by_value():
     array = np.arange(12, dtype=">f4").reshape(3, 4).T
-    content = states.unpack(states.pack({"w": array}, opt.SGD(), False))
+    content = states.unpack_states(states.pack_states({"w": array}, opt.SGD(), False))
     np.testing.assert_array_equal(content.states["w"], array)
 
 
 @pytest.mark.parametrize("wrong", [3.0, [np.zeros(2)], {"a": 1}, np.array(["x"]), np.zeros(2, complex)])
 def test_states_of_anything_else_are_refused(wrong):
     with pytest.raises(ConfigError, match="only None, arrays of numbers and tuples"):
-        states.pack({"w": wrong}, opt.SGD(), False)
+        states.pack_states({"w": wrong}, opt.SGD(), False)
 
 
 def test_keys_of_two_kinds_are_refused():
     with pytest.raises(ConfigError, match="all int or all str"):
-        states.pack({"w": None, 1: None}, opt.SGD(), False)
+        states.pack_states({"w": None, 1: None}, opt.SGD(), False)
 
 
 def test_layout_of_the_file():
@@ -347,14 +347,14 @@ def test_errors_name_the_file(tmp_path):
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "s"
-    states.write(path, b"old")
+    states.write_states(path, b"old")
 
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        states.write(path, b"new")
+        states.write_states(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["s"]
 
@@ -362,7 +362,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 def test_a_write_keeps_links_and_the_umask(tmp_path):
     (tmp_path / "real").write_bytes(b"old")
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    states.write(tmp_path / "link", b"new")
+    states.write_states(tmp_path / "link", b"new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real").read_bytes() == b"new"
     umask = os.umask(0)

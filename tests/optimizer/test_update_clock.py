@@ -38,7 +38,7 @@ def test_stamps_are_the_times_of_one_process(calls: list[list[str]], begin: int,
         stamps = clock.stamps(keys)
         assert stamps == clock.stamps(keys)  # nothing is counted by that
         for key in keys:
-            clock.count(key)
+            clock.count_push(key)
         assert clock.stamp == stamps[-1]
         assert {stamp >> TIME_BITS for stamp in stamps} == {epoch}
         found.append([time_at([stamp], epoch) for stamp in stamps])
@@ -51,12 +51,12 @@ def test_a_clock_goes_on_from_the_counts_of_an_optimizer(
 ) -> None:
     optimizer = create("sgd", begin_num_update=begin)
     counted_one_by_one(optimizer, before)
-    clock, counts = UpdateClock.of(optimizer, 3), dict(optimizer._index_update_count)
+    clock, counts = UpdateClock.from_optimizer(optimizer, 3), dict(optimizer._index_update_count)
     assert clock.stamp == UpdateClock(time=optimizer.num_update, epoch=3).stamp
     for keys, times in zip(after, counted_one_by_one(optimizer, after), strict=True):
         assert clock.stamps(keys) == [UpdateClock(time=time, epoch=3).stamp for time in times]
         for key in keys:
-            clock.count(key)
+            clock.count_push(key)
     assert clock.counts == optimizer._index_update_count
     assert all(clock.counts[key] >= count for key, count in counts.items())
 
@@ -98,7 +98,7 @@ def stamps_in_order(clock: UpdateClock, keys: list[str]) -> list[int]:
     """Count a push of keys, in the order of their init; return the stamp of each."""
     stamps = dict(zip(sorted(keys), clock.stamps(sorted(keys)), strict=True))
     for key in keys:
-        clock.count(key)
+        clock.count_push(key)
     return [stamps[key] for key in keys]
 
 
@@ -214,12 +214,12 @@ def test_a_push_that_is_carried_out_first_has_the_time_of_its_place() -> None:
         optimizer._update_count(key)
         found.append((key, optimizer.num_update))
 
-    calls = [order.placed(optimizer, key, push) for key in "aaab"]
+    calls = [order.timed_push(optimizer, key, push) for key in "aaab"]
     for at in (3, 0, 1, 2):
         calls[at]("aaab"[at])
     assert found == [("b", 3), ("a", 1), ("a", 2), ("a", 3)]
     assert (optimizer.num_update, optimizer._index_update_count) == (3, {"a": 3, "b": 1})
-    order.placed(optimizer, "b", push)("b")  # nothing else is under way: from the counts on
+    order.timed_push(optimizer, "b", push)("b")  # nothing else is under way: from the counts on
     assert found[-1] == ("b", 3)
 
 
@@ -236,7 +236,7 @@ def test_the_order_in_which_pushes_are_carried_out_changes_no_time(calls: list[l
             optimizer._update_count(key)
             found[at].append(optimizer.num_update)
 
-    placed = [order.placed(optimizer, keys, push) for keys in calls]
+    placed = [order.timed_push(optimizer, keys, push) for keys in calls]
     waiting = list(range(len(calls)))
     while waiting:
         free = [
@@ -258,7 +258,7 @@ def test_a_push_that_fails_leaves_the_time_of_the_others() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        order.placed(optimizer, "b", push)()
+        order.timed_push(optimizer, "b", push)()
     assert optimizer.num_update == 2
 
 
@@ -270,17 +270,17 @@ def test_counts_of_pushes_that_are_not_placed_are_known_once_no_placed_push_is_o
         optimizer._update_count(key)
         return optimizer.num_update
 
-    assert order.placed(optimizer, "a", push)("a") == 1
+    assert order.timed_push(optimizer, "a", push)("a") == 1
     for _ in range(3):
         push("a")
-    assert order.placed(optimizer, "b", push)("b") == 4
+    assert order.timed_push(optimizer, "b", push)("b") == 4
 
 
 def test_pushes_without_a_schedule_are_as_they_are() -> None:
     def push() -> None:
         raise AssertionError
 
-    assert CallOrder().placed(create("sgd"), "a", push) is push
+    assert CallOrder().timed_push(create("sgd"), "a", push) is push
 
 
 def test_asynchronous_pushes_of_several_threads_count_once_each() -> None:

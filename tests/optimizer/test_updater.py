@@ -9,7 +9,7 @@ from kvstore.errors import ArgumentError, ConfigError, ShapeError
 from kvstore.kernels import cpu
 from kvstore.optimizer import registry
 from kvstore.optimizer.builtin import ElementwiseOptimizer
-from kvstore.optimizer.states import Content
+from kvstore.optimizer.states import StatesContent
 
 OURS = {name: rule for name, rule in registry._registry.items() if rule.__module__.startswith("kvstore.")}
 FUSED = sorted(name for name, rule in OURS.items() if rule.fused)
@@ -231,6 +231,6 @@ def test_an_empty_row_sparse_gradient():
 
 
 def test_content_is_frozen():
-    content = Content({}, {}, 0, "sgd", None)
+    content = StatesContent({}, {}, 0, "sgd", None)
     with pytest.raises(AttributeError):
         content.rule = "adam"

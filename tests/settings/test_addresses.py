@@ -19,14 +19,14 @@ from kvstore.settings import addresses
 
 
 def test_the_loopback_is_an_interface() -> None:
-    found = addresses.interfaces()
+    found = addresses.interface_addresses()
     assert found["lo"] == "127.0.0.1"
-    assert "lo 127.0.0.1" in addresses.told(found)
-    assert addresses.told({}) == "none with an address"
+    assert "lo 127.0.0.1" in addresses.addresses_text(found)
+    assert addresses.addresses_text({}) == "none with an address"
 
 
 def test_every_address_of_an_interface_is_here() -> None:
-    assert all(addresses.is_here(number) for number in addresses.interfaces().values())
+    assert all(addresses.is_here(number) for number in addresses.interface_addresses().values())
     assert not addresses.is_here("192.0.2.77")
 
 
@@ -41,7 +41,7 @@ def test_every_address_of_an_interface_is_here() -> None:
     ],
 )
 def test_hosts_are_looked_up(host: str, number: str | None) -> None:
-    assert addresses.resolved(host) == number
+    assert addresses.resolve_host(host) == number
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_what_an_address_reaches(number: str, loopback: bool, wildcard: bool) ->
 
 
 def test_the_way_to_ourselves_begins_at_the_same_address() -> None:
-    assert addresses.towards("127.0.0.1") == "127.0.0.1"
-    for number in addresses.interfaces().values():
-        assert addresses.towards(number) == number
+    assert addresses.route_address("127.0.0.1") == "127.0.0.1"
+    for number in addresses.interface_addresses().values():
+        assert addresses.route_address(number) == number
 
 
 def test_no_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_no_way(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("unreachable")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    assert addresses.towards("10.0.0.1") is None
+    assert addresses.route_address("10.0.0.1") is None
 
 
 @pytest.mark.parametrize(
@@ -85,15 +85,15 @@ def test_no_way(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_addresses(address: str, parts: tuple[str, int]) -> None:
-    addresses.check("X", address)
-    assert addresses.split(address) == parts
+    addresses.check_address("X", address)
+    assert addresses.split_address(address) == parts
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]"])
 def test_putting_together_and_taking_apart(host: str) -> None:
-    address = addresses.tcp(host, 7)
-    addresses.check("X", address)
-    assert addresses.split(address) == (host if ":" not in host else "[::1]", 7)
+    address = addresses.tcp_address(host, 7)
+    addresses.check_address("X", address)
+    assert addresses.split_address(address) == (host if ":" not in host else "[::1]", 7)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_putting_together_and_taking_apart(host: str) -> None:
 )  # fmt: skip
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(kv.ConfigError, match="KVSTORE_X"):
-        addresses.check("KVSTORE_X", address)
+        addresses.check_address("KVSTORE_X", address)
 
 
 # ---------------------------------------------------------------------------------------- a host without IPv4
@@ -142,7 +142,7 @@ def test_addresses_of_a_host_with_ipv6_alone(tmp_path: Path) -> None:
 
 
 def test_the_loopback_of_this_host() -> None:
-    assert addresses.loopback() == "127.0.0.1"
+    assert addresses.loopback_address() == "127.0.0.1"
 
 
 WORKER = """

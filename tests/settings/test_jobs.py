@@ -59,4 +59,4 @@ def test_servers_and_workers_have_the_same_name(monkeypatch: pytest.MonkeyPatch)
 def test_a_worker_alone_is_a_job_of_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in {**RUN, "KVSTORE_JOB": "mine"}.items():
         monkeypatch.setenv(variable, value)
-    assert job_name() == launchers.detect().job
+    assert job_name() == launchers.detect_placement().job

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore as kv
-from kvstore.settings.launchers import Placement, alternatives, detect
+from kvstore.settings.launchers import WorkerPlacement, detect_placement, other_launchers
 
 OWN = {
     "KVSTORE_JOB": "5a0e",
@@ -121,7 +121,7 @@ ALL = {
 }
 
 
-def numbers(found: Placement) -> tuple[int, int, int, int]:
+def numbers(found: WorkerPlacement) -> tuple[int, int, int, int]:
     return found.rank, found.size, found.local_rank, found.local_size
 
 
@@ -146,7 +146,7 @@ def numbers(found: Placement) -> tuple[int, int, int, int]:
 def test_launchers_are_recognised(
     environment: dict[str, str], launcher: str, expected: tuple[int, int, int, int]
 ) -> None:
-    found = detect(environment)
+    found = detect_placement(environment)
     assert found.launcher == launcher
     assert numbers(found) == expected
     assert found.job
@@ -157,7 +157,7 @@ def test_the_order_of_launchers() -> None:
     merged = {name: value for environment in reversed(ALL.values()) for name, value in environment.items()}
     merged.pop("KVSTORE_JOB")
     for launcher, environment in ALL.items():
-        assert detect({**merged, **environment}).launcher == launcher
+        assert detect_placement({**merged, **environment}).launcher == launcher
         for name in environment:
             merged.pop(name, None)
 
@@ -170,8 +170,8 @@ def test_all_processes_of_a_job_name_it_alike(environment: dict[str, str]) -> No
     }
     if "TORCHELASTIC_ERROR_FILE" in other:
         other["TORCHELASTIC_ERROR_FILE"] = other["TORCHELASTIC_ERROR_FILE"].replace("/1/error", "/0/error")
-    assert detect(other).rank != detect(environment).rank
-    assert detect(other).job == detect(environment).job
+    assert detect_placement(other).rank != detect_placement(environment).rank
+    assert detect_placement(other).job == detect_placement(environment).job
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_all_processes_of_a_job_name_it_alike(environment: dict[str, str]) -> No
     ],
 )
 def test_another_job_has_another_name(environment: dict[str, str], change: dict[str, str]) -> None:
-    assert detect({**environment, **change}).job != detect(environment).job
+    assert detect_placement({**environment, **change}).job != detect_placement(environment).job
 
 
 def test_over_several_machines_torchrun_s_own_folder_and_count_do_not_matter() -> None:
@@ -202,27 +202,27 @@ def test_over_several_machines_torchrun_s_own_folder_and_count_do_not_matter() -
         "TORCHELASTIC_ERROR_FILE": "/x/y/z/0/error.json",
         "RANK": "3",
     }
-    assert detect({**wide, **elsewhere}).job == detect(wide).job
-    assert detect({**wide, "MASTER_PORT": "1"}).job != detect(wide).job
+    assert detect_placement({**wide, **elsewhere}).job == detect_placement(wide).job
+    assert detect_placement({**wide, "MASTER_PORT": "1"}).job != detect_placement(wide).job
 
 
 def test_mpich_s_job_is_its_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = detect(MPICH).job
+    first = detect_placement(MPICH).job
     assert str(os.getppid()) in first
     monkeypatch.setattr(os, "getppid", lambda: -1)
-    assert detect(MPICH).job != first
+    assert detect_placement(MPICH).job != first
 
 
 def test_two_processes_on_their_own_have_two_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = detect({}).job
+    first = detect_placement({}).job
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert detect({}).job != first
+    assert detect_placement({}).job != first
 
 
 @pytest.mark.parametrize("launcher", ALL)
 def test_the_user_may_name_the_job(launcher: str) -> None:
-    found = detect({**ALL[launcher], "KVSTORE_JOB": "mine"})
-    assert found == dataclasses.replace(detect(ALL[launcher]), job="mine")
+    found = detect_placement({**ALL[launcher], "KVSTORE_JOB": "mine"})
+    assert found == dataclasses.replace(detect_placement(ALL[launcher]), job="mine")
 
 
 def without(environment: dict[str, str], *names: str) -> dict[str, str]:
@@ -259,7 +259,7 @@ def without(environment: dict[str, str], *names: str) -> dict[str, str]:
 )
 def test_half_of_the_variables_is_an_error(environment: dict[str, str], words: list[str]) -> None:
     with pytest.raises(kv.ConfigError) as raised:
-        detect(environment)
+        detect_placement(environment)
     for word in words:
         assert word in str(raised.value)
 
@@ -270,15 +270,15 @@ def test_half_of_the_variables_is_an_error(environment: dict[str, str], words: l
 )
 def test_slurm_s_list_of_tasks(node: str, tasks: str, expected: int) -> None:
     changed = {"SLURM_NODEID": node, "SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_STEP_NUM_TASKS": "9"}
-    assert detect({**SLURM, **changed}).local_size == expected
+    assert detect_placement({**SLURM, **changed}).local_size == expected
 
 
 def test_a_pmi_rank_from_srun_is_slurm_s() -> None:
-    assert detect({**SLURM, "PMI_RANK": "5", "PMI_SIZE": "6", "PMI_FD": "3"}).launcher == "slurm"
+    assert detect_placement({**SLURM, "PMI_RANK": "5", "PMI_SIZE": "6", "PMI_FD": "3"}).launcher == "slurm"
 
 
 def test_alternatives_say_why_they_lost() -> None:
-    others = dict(alternatives({**STANDALONE, **SLURM, "OMPI_COMM_WORLD_RANK": "1"}))
+    others = dict(other_launchers({**STANDALONE, **SLURM, "OMPI_COMM_WORLD_RANK": "1"}))
     assert list(others) == ["kvstore", "openmpi", "mpich", "horovodrun", "slurm"]
     assert "KVSTORE_RANK" in others["kvstore"]
     assert "OMPI_COMM_WORLD_SIZE is not" in others["openmpi"]
@@ -287,9 +287,9 @@ def test_alternatives_say_why_they_lost() -> None:
 
 
 def test_alternatives_of_a_contradiction_list_it() -> None:
-    assert "WORLD_SIZE" in dict(alternatives({"RANK": "1"}))["torchrun"]
-    assert "without srun" in dict(alternatives(BATCH))["slurm"]
-    assert "interactive" in dict(alternatives(INTERACTIVE))["slurm"]
+    assert "WORLD_SIZE" in dict(other_launchers({"RANK": "1"}))["torchrun"]
+    assert "without srun" in dict(other_launchers(BATCH))["slurm"]
+    assert "interactive" in dict(other_launchers(INTERACTIVE))["slurm"]
 
 
 VARIABLES = sorted({name for environment in (*ALL.values(), MPICH) for name in environment})
@@ -300,9 +300,9 @@ VALUES: st.SearchStrategy[Any] = st.one_of(
 
 @given(st.dictionaries(st.sampled_from(VARIABLES), VALUES))
 def test_anything_else_is_a_placement_or_an_error(environment: dict[str, str]) -> None:
-    alternatives(environment)
+    other_launchers(environment)
     try:
-        found = detect(environment)
+        found = detect_placement(environment)
     except kv.ConfigError as error:
         assert re.search("[A-Z]{3}", str(error))  # it names a variable
     else:
@@ -313,5 +313,5 @@ def test_anything_else_is_a_placement_or_an_error(environment: dict[str, str]) -
 def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in OWN.items():
         monkeypatch.setenv(name, value)
-    assert detect() == detect(OWN)
-    assert "kvstore" not in dict(alternatives())
+    assert detect_placement() == detect_placement(OWN)
+    assert "kvstore" not in dict(other_launchers())

@@ -66,7 +66,7 @@ def test_what_makes_no_sense_is_refused(environment: dict[str, str], words: str)
 
 @pytest.mark.parametrize("name", ["PS_HEARTBEAT_INTERVAL", "PS_HEARTBEAT_TIMEOUT"])
 def test_heartbeats_cannot_be_switched_off(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    parameter_server._warn.cache_clear()
+    parameter_server._warn_ignored.cache_clear()
     with caplog.at_level(logging.WARNING, "kvstore.ps.config"):
         for _ in range(2):
             assert ps_config({name: "0"}) == PsConfig()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import kvstore as kv
 from kvstore.settings import addresses, roles
-from kvstore.settings.keys import Keys
+from kvstore.settings.keys import JobKeys
 from kvstore.settings.roles import Roles, find
 
 #: As dmlc's tracker sets them.
@@ -39,7 +39,7 @@ OWN = {f"KVSTORE_{name}": number for name, number in [("RANK", "1"), ("SIZE", "2
 OWN |= {f"KVSTORE_LOCAL_{name}": number for name, number in [("RANK", "1"), ("SIZE", "2")]}
 FAR = "tcp://192.0.2.77:4711"  # a network for documentation: no host has it
 _PUBLIC = tuple(letter * 40 for letter in (b"a", b"b", b"c", b"d"))
-KEYS = Keys(_PUBLIC[0], b"s" * 40, _PUBLIC[1], _PUBLIC[2:], _PUBLIC)  # of a worker
+KEYS = JobKeys(_PUBLIC[0], b"s" * 40, _PUBLIC[1], _PUBLIC[2:], _PUBLIC)  # of a worker
 
 
 def found(*parts: dict[str, str], **more: str) -> Roles:
@@ -50,7 +50,7 @@ def found(*parts: dict[str, str], **more: str) -> Roles:
 
 def outward() -> str:
     """An address of this machine that other machines could reach."""
-    for number in addresses.interfaces().values():
+    for number in addresses.interface_addresses().values():
         if not addresses.is_loopback(number):
             return number
     pytest.skip("this machine has no network interface but the loopback")
@@ -340,7 +340,7 @@ def test_keys_come_by_file(tmp_path: Path) -> None:
         found(OURS, KVSTORE_KEYS_FILE=str(path))
 
 
-def written(path: Path, keys: Keys) -> str:
+def written(path: Path, keys: JobKeys) -> str:
     path.touch(0o600)
     path.write_bytes(keys.to_json())
     return str(path)
@@ -369,7 +369,7 @@ def test_a_server_s_rank_is_that_of_its_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "part"), [(KEYS, SERVER), (KEYS, SCHEDULER), (SERVER_S, OURS), (SCHEDULER_S, SERVER)]
 )
-def test_keys_of_another_role_are_refused(keys: Keys, part: dict[str, str], tmp_path: Path) -> None:
+def test_keys_of_another_role_are_refused(keys: JobKeys, part: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(kv.ConfigError, match="its own file"):
         found(part, KVSTORE_KEYS_FILE=written(tmp_path / "keys", keys))
 
@@ -428,7 +428,7 @@ def test_a_secret_is_not_shown() -> None:
 
 @pytest.mark.parametrize("name", ["PS_VERBOSE", "PS_DROP_MSG", "PS_RESEND", "DMLC_PS_WATER_MARK"])
 def test_what_means_nothing_here_is_said_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    roles._warn.cache_clear()
+    roles._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "kvstore.roles"):
         for _ in range(2):
             found(OURS, {name: "10"})

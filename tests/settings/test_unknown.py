@@ -72,7 +72,7 @@ def test_a_process_warns_once_of_each(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVSTORE_NUM_THREAD", "2")
-    unknown._warn.cache_clear()
+    unknown._warn_unknown.cache_clear()
     with caplog.at_level(logging.WARNING, "kvstore.config"):
         unknown.warn_of_unknown_variables()
         unknown.warn_of_unknown_variables()

@@ -34,6 +34,6 @@ def cuda(
     """
     fake_cuda.interpreted = True
     fake_cuda.lazy = True
-    before = driver.use(None)
+    before = driver.replace_driver(None)
     yield fake_cuda
-    driver.use(before)
+    driver.replace_driver(before)

@@ -25,9 +25,9 @@ def test_an_index_of_rows_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> N
             known.update({i: len(known) + n for n, i in enumerate(new.tolist())})
         else:
             assert (index.positions(new) >= 0).all()
-            index.go_back(mark)
+            index.restore_mark(mark)
             assert (index.positions(new) < 0).all()
-    ids, where = index.all()
+    ids, where = index.all_ids()
     assert dict(zip(ids.tolist(), where.tolist(), strict=True)) == known
     assert (np.diff(ids) > 0).all()
     assert index.nbytes == 16 * len(known)

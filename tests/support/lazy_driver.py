@@ -55,7 +55,7 @@ class _Block:
 
 
 class LazyDriver:
-    """Takes the place of `kvstore.devices.driver.Driver`."""
+    """Takes the place of `kvstore.devices.driver.CudaDriver`."""
 
     def __init__(self, count: int = 1, seed: int = 0, peers: bool = True, compiled: bool = False) -> None:
         self.count, self.peers = count, peers
@@ -132,12 +132,12 @@ class LazyDriver:
         self._run_all()
         self._end(address, device)
 
-    def lend(self, device: int, nbytes: int, stream: int) -> int:
+    def allocate_on_stream(self, device: int, nbytes: int, stream: int) -> int:
         block = self._new(device, nbytes)
         self._put(device, stream, block.poison)
         return block.address
 
-    def take_back(self, device: int, address: int, stream: int) -> None:
+    def free_on_stream(self, device: int, address: int, stream: int) -> None:
         self._put(device, stream, lambda: self._end(address, device))
 
     def pin(self, nbytes: int) -> int:
@@ -241,7 +241,7 @@ class LazyDriver:
 
     # ---------------------------------------------------------------------------------------- kernels
 
-    def kernel(self, spec: cuda.Spec, device: int) -> Callable[..., None]:
+    def kernel(self, spec: cuda.KernelSpec, device: int) -> Callable[..., None]:
         host = cuda.HostKernel(spec, compiled=self._compiled)
 
         def launch(stream: int, image: int, chunks: int, *scalars: Any) -> None:
@@ -437,7 +437,7 @@ def new_stream() -> int:
 def installed(count: int) -> Iterator[LazyDriver]:
     """Put such a driver in the place of the process's own; at the end it must have been used soundly."""
     made = LazyDriver(count=count)
-    before = driver.use(made)
+    before = driver.replace_driver(made)
     yield made
-    driver.use(before)
+    driver.replace_driver(before)
     made.assert_sound()

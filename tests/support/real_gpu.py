@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 def needs_gpu() -> None:
     """Skip the test where there is none."""
     try:
-        driver.get()
+        driver.get_driver()
     except MissingBackendError as error:
         pytest.skip(str(error))
 
@@ -37,7 +37,7 @@ class RealArray:
         offset: int = 0,
     ) -> None:
         array = np.ascontiguousarray(content).reshape(np.shape(content))
-        self._driver, self.device, self.stream, self._readonly = driver.get(), device, stream, readonly
+        self._driver, self.device, self.stream, self._readonly = driver.get_driver(), device, stream, readonly
         self.shape, self.dtype, self._offset = array.shape, array.dtype, offset
         self._size = array.nbytes + offset + 2 * self._GUARD
         self._base = self._driver.allocate(device, self._size)

@@ -15,7 +15,7 @@ import kvstore as kv
 from kvstore.errors import ConfigError
 from kvstore.optimizer import Optimizer
 from kvstore.optimizer.descriptions import changes_of
-from kvstore.optimizer.settings_log import COUNTS, NONE, OPTIMIZER, Change, SettingsLog
+from kvstore.optimizer.settings_log import COUNTS, NONE, OPTIMIZER, SettingsChange, SettingsLog
 from kvstore.optimizer.update_clock import UpdateClock
 from kvstore.stores.parameter_server.protocol.messages import KeyEntry, KeySpec, Slice
 from kvstore.stores.parameter_server.server.payload import SlicePayload, SliceUpdate, SliceValueWrite
@@ -100,7 +100,7 @@ class StoreShards:
     def load_counts(self, optimizer: Optimizer) -> None:
         """Set the update counts to those of an optimizer, as a file does."""
         self.install(COUNTS)
-        self.clock = UpdateClock.of(optimizer, self.log.newest.epoch)
+        self.clock = UpdateClock.from_optimizer(optimizer, self.log.newest.epoch)
 
     def install(self, kind: str, text: str = "") -> None:
         """Change the settings at this place, everywhere or, if a server refuses, nowhere."""
@@ -115,7 +115,7 @@ class StoreShards:
         if kind == NONE:
             self.clock = UpdateClock(epoch=change.epoch)
 
-    def _tell(self, told: Iterable[Change]) -> None:
+    def _tell(self, told: Iterable[SettingsChange]) -> None:
         for place in {one.place for one in told}:
             for shard in self.shards:
                 shard.install_settings(place + 1, self.log.settings_at(place))
@@ -133,7 +133,7 @@ class StoreShards:
         jobs: list[list[SliceUpdate]] = [[] for _ in self.shards]
         for (key, values), stamp in zip(pushed, self.clock.stamps(key for key, _ in pushed), strict=True):
             self.pushes[key] = self.pushes.get(key, 0) + 1
-            self.clock.count(key)
+            self.clock.count_push(key)
             entry = self.entries[key]
             for piece in entry.slices:
                 parts = [(rank, payload_of(v, piece, entry.spec.sparse)) for rank, v in enumerate(values)]

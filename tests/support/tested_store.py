@@ -8,7 +8,7 @@ from typing import Any
 from references import total
 
 import kvstore as kv
-from kvstore.stores.rows import merged
+from kvstore.stores.rows import sum_rows
 
 #: Names for `kv.create`, those on servers with the number of these. A new kind of store is added here, and
 #: must pass test_contract.py.
@@ -43,7 +43,7 @@ def by_hosts(parts: list[Any], places: list[int] | None = None) -> list[Any]:
         [part for part, there in zip(parts, places, strict=True) if there == host]
         for host in dict.fromkeys(places)
     ]
-    return [merged(some) if isinstance(some[0], kv.RowSparseArray) else total(some) for some in by_host]
+    return [sum_rows(some) if isinstance(some[0], kv.RowSparseArray) else total(some) for some in by_host]
 
 
 def held(store: Any, key: Any) -> Any:

@@ -66,10 +66,10 @@ class Ours(Peer):
         from kvstore.devices import arrays, driver
         from kvstore.devices.gpu_context import GpuContext
         from kvstore.kernels import cuda
-        from kvstore.stores.device.launches import Launches
+        from kvstore.stores.device.launches import CallLaunches
 
         case, torch = data.case, data.torch
-        place = GpuContext(driver.get(), torch.cuda.current_device())
+        place = GpuContext(driver.get_driver(), torch.cuda.current_device())
         (size,) = case.sizes
         words_like = {"dtype": torch.int32, "device": "cuda"}
         words = [
@@ -83,11 +83,13 @@ class Ours(Peer):
             codes = tuple(word.data_ptr() for word in words[number])
             value, out = data.values[number][0][0].data_ptr(), data.outs[number][0].data_ptr()
             if case.op == "quantise":
-                row = cuda.Row(size, srcs=(value,), residuals=(residuals[number].data_ptr(),), words=codes)
+                row = cuda.KernelRow(
+                    size, srcs=(value,), residuals=(residuals[number].data_ptr(),), words=codes
+                )
             else:
-                row = cuda.Row(size, dst=out, words=codes)
-            launch = Launches(place)
-            launch.add(cuda.choose(f"{case.op}_2bit", k=case.k), [row], (np.float32(THRESHOLD),))
+                row = cuda.KernelRow(size, dst=out, words=codes)
+            launch = CallLaunches(place)
+            launch.add(cuda.choose_spec(f"{case.op}_2bit", k=case.k), [row], (np.float32(THRESHOLD),))
             launches.append(launch)
         self._kernels.append(launches)
         return lambda i: launches[i].run(arrays.stream_for(data.values[0][0], place.device))

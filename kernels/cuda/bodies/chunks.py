@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from ..table import ALIGNED, BLOCK, COUNT, DST, NUMEL, OUTS
-from .intrinsics import dual, forget, select, table, word
+from .intrinsics import dual, forget_reads, image_word, select, table_word
 
 Body = Callable[[int, int, int, Any], None]
 Scalar = Any
@@ -18,12 +18,12 @@ Scalar = Any
 _LOW = 0xFFFFFFFF
 
 
-def framed(
+def make_body(
     chunk: int,
     count: int,
-    group: Callable[[int, int, int, Scalar], None],
-    rest: Callable[[int, int, int, Scalar], None],
-    pair: Callable[[int, int, int, Scalar], None] | None = None,
+    process_group: Callable[[int, int, int, Scalar], None],
+    process_remaining: Callable[[int, int, int, Scalar], None],
+    process_pair: Callable[[int, int, int, Scalar], None] | None = None,
     step: int = 1,
     whole: int = 1,
 ) -> Body:
@@ -35,72 +35,72 @@ def framed(
         Elements that a block works on, a power of two, at least ``2 * BLOCK * count``.
     count : int
         Elements of a group, a power of two.
-    group : callable
-        ``group(row, e, end, scalar)`` processes elements e to e + count of a row with aligned arrays.
-    rest : callable
-        ``rest(row, e, end, scalar)`` processes elements e to e + step, as far as they are below `end`.
-    pair : callable or None
-        ``pair(row, e, f, scalar)`` processes two groups, with the loads of both before the first store.
+    process_group : callable
+        ``process_group(row, e, end, scalar)`` processes elements e to e + count of a row with aligned arrays.
+    process_remaining : callable
+        ``process_remaining(row, e, end, scalar)`` processes elements e to e + step that are below `end`.
+    process_pair : callable or None
+        ``process_pair(row, e, f, scalar)`` processes two groups; the loads of both precede the stores.
     step : int
-        Elements that `rest` processes.
+        Elements that `process_remaining` processes.
     whole : int
-        `rest` is also called beyond the end of a row, up to a multiple of this power of two: for padding.
+        `process_remaining` is also called for the padding of a row, up to a multiple of this power of two.
     """
     stride = BLOCK * count
-    fits, in_chunk = _bounds(chunk, count)
-    paired = pair is not None
-    both = pair if pair is not None else _no_pair
+    in_row, in_chunk = _bound_checks(chunk, count)
+    paired = process_pair is not None
+    both = process_pair if process_pair is not None else _no_pair
 
     @dual
-    def groups(block: int, thread: int, image: int, scalar: Scalar) -> None:
-        entry = word(image + 8 * block)
+    def process_groups(block: int, thread: int, image: int, scalar: Scalar) -> None:
+        entry = image_word(image + 8 * block)
         row = image + 8 * (entry & _LOW)
         e = (entry >> 32) * chunk + thread * count
-        more = field_now(row, ALIGNED) != 0
+        more = header_word_now(row, ALIGNED) != 0
         if paired:
-            while more and fits(row, e + stride):
+            while more and in_row(row, e + stride):
                 both(row, e, e + stride, scalar)
                 e += 2 * stride
                 more = in_chunk(e)
-        while more and fits(row, e):
-            group(row, e, e + count, scalar)
+        while more and in_row(row, e):
+            process_group(row, e, e + count, scalar)
             e += stride
             more = in_chunk(e)
 
     @dual
-    def remainder(block: int, thread: int, image: int, scalar: Scalar) -> None:
-        entry = word(image + 8 * block)
+    def process_remainder(block: int, thread: int, image: int, scalar: Scalar) -> None:
+        entry = image_word(image + 8 * block)
         row = image + 8 * (entry & _LOW)
         first = (entry >> 32) * chunk
-        end = min(field_now(row, NUMEL), first + chunk)
-        e = select(field_now(row, ALIGNED) != 0, end & -count, first) + thread * step
+        end = min(header_word_now(row, NUMEL), first + chunk)
+        e = select(header_word_now(row, ALIGNED) != 0, end & -count, first) + thread * step
         limit = (end + (whole - 1)) & -whole
         while e < limit:
-            rest(row, e, end, scalar)
+            process_remaining(row, e, end, scalar)
             e += BLOCK * step
 
     def body(block: int, thread: int, image: int, scalar: Scalar) -> None:
-        groups(block, thread, image, scalar)
-        forget()  # the chunk is found again, so that the first loop keeps nothing in registers
-        remainder(block, thread, image, scalar)
+        process_groups(block, thread, image, scalar)
+        forget_reads()  # the chunk is found again, so that the first loop keeps nothing in registers
+        process_remainder(block, thread, image, scalar)
 
     return dual(body)
 
 
 @cache
-def _bounds(chunk: int, count: int) -> tuple[Callable[[int, int], bool], Callable[[int], bool]]:
+def _bound_checks(chunk: int, count: int) -> tuple[Callable[[int, int], bool], Callable[[int], bool]]:
     """Make the functions that check whether a group is in its row, and in its chunk."""
 
     @dual
-    def fits(row: int, e: int) -> bool:
-        return e + count <= field_now(row, NUMEL)
+    def in_row(row: int, e: int) -> bool:
+        return e + count <= header_word_now(row, NUMEL)
 
     @dual
     def in_chunk(e: int) -> bool:
         """Check an e that was increased: beyond its chunk it is at a first position of the next."""
         return e & (chunk - 1) >= BLOCK * count
 
-    return fits, in_chunk
+    return in_row, in_chunk
 
 
 @dual
@@ -109,46 +109,46 @@ def _no_pair(row: int, e: int, f: int, scalar: Scalar) -> None:
 
 
 @dual
-def field(row: int, place: int) -> int:
+def header_word(row: int, place: int) -> int:
     """Return one word of a row's header."""
-    return table(row + 8 * place)
+    return table_word(row + 8 * place)
 
 
 @dual
-def field_now(row: int, place: int) -> int:
+def header_word_now(row: int, place: int) -> int:
     """Return one word of a row's header, read at this point, to save registers."""
-    return word(row + 8 * place)
+    return image_word(row + 8 * place)
 
 
 @dual
 def listed(row: int, place: int, j: int) -> int:
     """Return address number j of the list at the place in the header's word `place`."""
-    return table(row + 8 * (table(row + 8 * place) + j))
+    return table_word(row + 8 * (table_word(row + 8 * place) + j))
 
 
 @dual
 def listed_now(row: int, place: int, j: int) -> int:
     """As `listed`, read at this point, to save registers."""
-    return word(row + 8 * (word(row + 8 * place) + j))
+    return image_word(row + 8 * (image_word(row + 8 * place) + j))
 
 
 @cache
-def counter(k: int) -> Callable[[int], int]:
+def make_counter(k: int) -> Callable[[int], int]:
     """Make the function that returns the number of summed arrays: a constant, or a word of the row."""
 
     @dual
-    def fixed(row: int) -> int:
+    def fixed_number(row: int) -> int:
         return k
 
     @dual
     def any_number(row: int) -> int:
-        return field_now(row, COUNT)
+        return header_word_now(row, COUNT)
 
-    return fixed if k else any_number
+    return fixed_number if k else any_number
 
 
 @cache
-def emitter(size: int, store: Callable[[int, Any], None]) -> Callable[[int, int, Any], None]:
+def make_emitter(size: int, store: Callable[[int, Any], None]) -> Callable[[int, int, Any], None]:
     """Make the function that stores into dst and all outs of a row.
 
     Parameters
@@ -158,27 +158,27 @@ def emitter(size: int, store: Callable[[int, Any], None]) -> Callable[[int, int,
     store : callable
         Stores a group or an element.
     """
-    spread = spreader(size, store)
+    spread_value = make_spreader(size, store)
 
     @dual
-    def emit(row: int, e: int, value: Any) -> None:
-        store(field(row, DST) + e * size, value)
-        spread(row, e, value)
+    def emit_value(row: int, e: int, value: Any) -> None:
+        store(header_word(row, DST) + e * size, value)
+        spread_value(row, e, value)
 
-    return emit
+    return emit_value
 
 
 @cache
-def spreader(size: int, store: Callable[[int, Any], None]) -> Callable[[int, int, Any], None]:
-    """Make the function that stores into all outs of a row, as `emitter`, but not into dst."""
+def make_spreader(size: int, store: Callable[[int, Any], None]) -> Callable[[int, int, Any], None]:
+    """Make the function that stores into all outs of a row, as `make_emitter`, but not into dst."""
 
     @dual
-    def spread(row: int, e: int, value: Any) -> None:
-        at = row + 8 * field_now(row, OUTS)
-        out = word(at)
+    def spread_value(row: int, e: int, value: Any) -> None:
+        at = row + 8 * header_word_now(row, OUTS)
+        out = image_word(at)
         while out != 0:  # unlike a loop over a count, this loop is not unrolled, which would be useless
             store(out + e * size, value)
             at += 8
-            out = word(at)
+            out = image_word(at)
 
-    return spread
+    return spread_value

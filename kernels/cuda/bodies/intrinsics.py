@@ -44,154 +44,154 @@ def register_duals(register: Callable[[Callable[..., Any]], None]) -> None:
 # ----------------------------------------------------------------------------------------------------- memory
 
 
-def _at(address: int, count: int, kind: Any) -> Any:
+def _array_at(address: int, count: int, kind: Any) -> Any:
     return (kind * count).from_address(address)
 
 
-def _read16(address: int, dtype: str) -> tuple[Value, ...]:
+def _read_vector(address: int, dtype: str) -> tuple[Value, ...]:
     if address % 16:
         raise ValueError(f"16 bytes are read at address {address:#x}, which is no multiple of 16")
-    return tuple(np.frombuffer(bytes(_at(address, 16, ctypes.c_uint8)), dtype))
+    return tuple(np.frombuffer(bytes(_array_at(address, 16, ctypes.c_uint8)), dtype))
 
 
-def _write16(address: int, values: tuple[Value, ...], dtype: str) -> None:
+def _write_vector(address: int, values: tuple[Value, ...], dtype: str) -> None:
     if address % 16:
         raise ValueError(f"16 bytes are written at address {address:#x}, which is no multiple of 16")
-    _at(address, 16, ctypes.c_uint8)[:] = list(np.array(values, dtype).tobytes())
+    _array_at(address, 16, ctypes.c_uint8)[:] = list(np.array(values, dtype).tobytes())
 
 
-def _read(address: int, dtype: str) -> Value:
-    return np.frombuffer(bytes(_at(address, np.dtype(dtype).itemsize, ctypes.c_uint8)), dtype)[0]
+def _read_number(address: int, dtype: str) -> Value:
+    return np.frombuffer(bytes(_array_at(address, np.dtype(dtype).itemsize, ctypes.c_uint8)), dtype)[0]
 
 
-def _write(address: int, value: Value, dtype: str) -> None:
+def _write_number(address: int, value: Value, dtype: str) -> None:
     memory = np.array(value, dtype).tobytes()
-    _at(address, len(memory), ctypes.c_uint8)[:] = list(memory)
+    _array_at(address, len(memory), ctypes.c_uint8)[:] = list(memory)
 
 
 def load_4f(address: int) -> tuple[Value, ...]:
     """Four float32 in one access."""
-    return _read16(address, "f4")
+    return _read_vector(address, "f4")
 
 
 def store_4f(address: int, a: Value, b: Value, c: Value, d: Value) -> None:
     """Store four float32 in one access."""
-    _write16(address, (a, b, c, d), "f4")
+    _write_vector(address, (a, b, c, d), "f4")
 
 
 def load_2d(address: int) -> tuple[Value, ...]:
     """Two float64 in one access."""
-    return _read16(address, "f8")
+    return _read_vector(address, "f8")
 
 
 def store_2d(address: int, a: Value, b: Value) -> None:
     """Store two float64 in one access."""
-    _write16(address, (a, b), "f8")
+    _write_vector(address, (a, b), "f8")
 
 
 def load_4u(address: int) -> tuple[Value, ...]:
     """Four uint32 in one access."""
-    return _read16(address, "u4")
+    return _read_vector(address, "u4")
 
 
 def store_4u(address: int, a: Value, b: Value, c: Value, d: Value) -> None:
     """Store four uint32 in one access."""
-    _write16(address, (a, b, c, d), "u4")
+    _write_vector(address, (a, b, c, d), "u4")
 
 
 def load_2q(address: int) -> tuple[Value, ...]:
     """Two uint64 in one access."""
-    return _read16(address, "u8")
+    return _read_vector(address, "u8")
 
 
 def store_2q(address: int, a: Value, b: Value) -> None:
     """Store two uint64 in one access."""
-    _write16(address, (a, b), "u8")
+    _write_vector(address, (a, b), "u8")
 
 
 def load_f(address: int) -> Value:
     """One float32."""
-    return _read(address, "f4")
+    return _read_number(address, "f4")
 
 
 def store_f(address: int, value: Value) -> None:
     """Store one float32."""
-    _write(address, value, "f4")
+    _write_number(address, value, "f4")
 
 
 def load_d(address: int) -> Value:
     """One float64."""
-    return _read(address, "f8")
+    return _read_number(address, "f8")
 
 
 def store_d(address: int, value: Value) -> None:
     """Store one float64."""
-    _write(address, value, "f8")
+    _write_number(address, value, "f8")
 
 
 def load_u8(address: int) -> Value:
     """One byte, as uint32."""
-    return np.uint32(_read(address, "u1"))
+    return np.uint32(_read_number(address, "u1"))
 
 
 def store_u8(address: int, value: Value) -> None:
     """Store the low byte of a uint32."""
-    _write(address, int(value) & 0xFF, "u1")
+    _write_number(address, int(value) & 0xFF, "u1")
 
 
 def load_u16(address: int) -> Value:
     """Two bytes, as uint32."""
-    return np.uint32(_read(address, "u2"))
+    return np.uint32(_read_number(address, "u2"))
 
 
 def store_u16(address: int, value: Value) -> None:
     """Store the low two bytes of a uint32."""
-    _write(address, int(value) & 0xFFFF, "u2")
+    _write_number(address, int(value) & 0xFFFF, "u2")
 
 
 def load_u32(address: int) -> Value:
     """One uint32."""
-    return _read(address, "u4")
+    return _read_number(address, "u4")
 
 
 def store_u32(address: int, value: Value) -> None:
     """Store one uint32."""
-    _write(address, value, "u4")
+    _write_number(address, value, "u4")
 
 
 def load_u64(address: int) -> Value:
     """One uint64."""
-    return _read(address, "u8")
+    return _read_number(address, "u8")
 
 
 def store_u64(address: int, value: Value) -> None:
     """Store one uint64."""
-    _write(address, value, "u8")
+    _write_number(address, value, "u8")
 
 
 def load_byte(address: int) -> int:
     """One byte, as int64: for codes."""
-    return int(_read(address, "u1"))
+    return int(_read_number(address, "u1"))
 
 
 def store_byte(address: int, value: int) -> None:
     """Store the low byte of an int64."""
-    _write(address, int(value) & 0xFF, "u1")
+    _write_number(address, int(value) & 0xFF, "u1")
 
 
-def word(address: int) -> int:
+def image_word(address: int) -> int:
     """Return one word of an image, as int64, read at this point, to save registers."""
     return ctypes.c_int64.from_address(address).value
 
 
-def forget() -> None:
+def forget_reads() -> None:
     """Make the compiler forget its earlier reads, and start none earlier: this frees registers."""
 
 
 # Memory that no kernel writes while it runs: compilers may read it once, early.
 
 
-def table(address: int) -> int:
+def table_word(address: int) -> int:
     """One word of an image, as int64."""
     return ctypes.c_int64.from_address(address).value
 
@@ -209,12 +209,12 @@ def divide(a: Value, b: Value) -> Value:
     return np.divide(a, b)
 
 
-def root(x: Value) -> Value:
+def square_root(x: Value) -> Value:
     """Square root, rounded to nearest even."""
     return np.sqrt(x)
 
 
-def magnitude(x: Value) -> Value:
+def absolute_value(x: Value) -> Value:
     """Absolute value; of a NaN, a NaN."""
     return np.abs(x)
 
@@ -224,12 +224,12 @@ def real_of(bits: int) -> Value:
     return np.uint32(bits & 0xFFFFFFFF).view(np.float32)
 
 
-def zero(x: Value) -> Value:
+def zero_like(x: Value) -> Value:
     """Zero of the type of `x`."""
     return type(x)(0)
 
 
-def one(x: Value) -> Value:
+def one_like(x: Value) -> Value:
     """One of the type of `x`."""
     return type(x)(1)
 
@@ -248,7 +248,7 @@ def wrap_add_bytes(a: Value, b: Value) -> Value:
 # ---------------------------------------------------------------------------------------------- 16-bit floats
 
 
-def _half(bits: int) -> Value:
+def _half_value(bits: int) -> Value:
     return np.float32(np.uint16(bits).view(np.float16))
 
 
@@ -258,12 +258,12 @@ def _half_bits(x: Value) -> int:
 
 def f16_low(word: Value) -> Value:
     """Lower half of a uint32, a float16, as float32."""
-    return _half(int(word) & 0xFFFF)
+    return _half_value(int(word) & 0xFFFF)
 
 
 def f16_high(word: Value) -> Value:
     """Upper half of a uint32, a float16, as float32."""
-    return _half(int(word) >> 16)
+    return _half_value(int(word) >> 16)
 
 
 def f16_pack(low: Value, high: Value) -> Value:
@@ -271,7 +271,7 @@ def f16_pack(low: Value, high: Value) -> Value:
     return np.uint32(_half_bits(low) | _half_bits(high) << 16)
 
 
-def _bfloat(bits: int) -> Value:
+def _bfloat_value(bits: int) -> Value:
     return np.uint32(bits << 16).view(np.float32)
 
 
@@ -284,12 +284,12 @@ def _bfloat_bits(x: Value) -> int:
 
 def bf16_low(word: Value) -> Value:
     """Lower half of a uint32, a bfloat16, as float32."""
-    return _bfloat(int(word) & 0xFFFF)
+    return _bfloat_value(int(word) & 0xFFFF)
 
 
 def bf16_high(word: Value) -> Value:
     """Upper half of a uint32, a bfloat16, as float32."""
-    return _bfloat(int(word) >> 16)
+    return _bfloat_value(int(word) >> 16)
 
 
 def bf16_pack(low: Value, high: Value) -> Value:

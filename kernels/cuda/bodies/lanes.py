@@ -16,7 +16,7 @@ Group = Any  # a tuple of as many numbers as there are lanes
 Value = Any
 
 
-class Lanes(NamedTuple):
+class ElementLanes(NamedTuple):
     """One element type.
 
     Attributes
@@ -31,7 +31,7 @@ class Lanes(NamedTuple):
         One element, at an address that is a multiple of its size.
     add, add_one : callable
         Sums of two groups, and of two elements.
-    settle_one : callable
+    round_one : callable
         Rounds an element as a store and a load would.
     pack, unpack : callable
         Between a group and the words that are stored: for 16-bit floats, where these take half the registers.
@@ -45,7 +45,7 @@ class Lanes(NamedTuple):
     store_one: Callable[[int, Value], None]
     add: Callable[[Group, Group], Group]
     add_one: Callable[[Value, Value], Value]
-    settle_one: Callable[[Value], Value]
+    round_one: Callable[[Value], Value]
     pack: Callable[[Group], Group]
     unpack: Callable[[Group], Group]
 
@@ -56,7 +56,7 @@ def _as_is(x: Any) -> Any:
 
 
 @dual
-def _plus(a: Value, b: Value) -> Value:
+def _add_one(a: Value, b: Value) -> Value:
     return a + b
 
 
@@ -139,7 +139,7 @@ def _store_8f(address: int, g: Group) -> None:
     i.store_4f(address + 16, g[4], g[5], g[6], g[7])
 
 
-def _halves(low: Any, high: Any, pack: Any) -> Lanes:
+def _half_lanes(low: Any, high: Any, pack: Any) -> ElementLanes:
     """Lanes of a 16-bit float, given its conversions."""
 
     @dual
@@ -164,31 +164,31 @@ def _halves(low: Any, high: Any, pack: Any) -> Lanes:
 
     @dual
     def store_one(address: int, x: Value) -> None:
-        i.store_u16(address, pack(x, i.zero(x)))
+        i.store_u16(address, pack(x, i.zero_like(x)))
 
     @dual
-    def settle_one(x: Value) -> Value:
-        return low(pack(x, i.zero(x)))
+    def round_one(x: Value) -> Value:
+        return low(pack(x, i.zero_like(x)))
 
-    return Lanes(2, 8, load, store, load_one, store_one, _add8, _plus, settle_one, narrow, wide)
+    return ElementLanes(2, 8, load, store, load_one, store_one, _add8, _add_one, round_one, narrow, wide)
 
 
 _SAME = (_as_is, _as_is, _as_is)
 
 LANES = {
-    "float32": Lanes(4, 4, i.load_4f, _store_4f, i.load_f, i.store_f, _add4, _plus, *_SAME),
-    "float64": Lanes(8, 2, i.load_2d, _store_2d, i.load_d, i.store_d, _add2, _plus, *_SAME),
-    "float16": _halves(i.f16_low, i.f16_high, i.f16_pack),
-    "bfloat16": _halves(i.bf16_low, i.bf16_high, i.bf16_pack),
-    "int8": Lanes(1, 16, i.load_4u, store_words, i.load_u8, i.store_u8, _wrap16, i.wrap_add, *_SAME),
-    "int32": Lanes(4, 4, i.load_4u, store_words, i.load_u32, i.store_u32, _wrap4, i.wrap_add, *_SAME),
-    "int64": Lanes(8, 2, i.load_2q, _store_2q, i.load_u64, i.store_u64, _wrap2, i.wrap_add, *_SAME),
+    "float32": ElementLanes(4, 4, i.load_4f, _store_4f, i.load_f, i.store_f, _add4, _add_one, *_SAME),
+    "float64": ElementLanes(8, 2, i.load_2d, _store_2d, i.load_d, i.store_d, _add2, _add_one, *_SAME),
+    "float16": _half_lanes(i.f16_low, i.f16_high, i.f16_pack),
+    "bfloat16": _half_lanes(i.bf16_low, i.bf16_high, i.bf16_pack),
+    "int8": ElementLanes(1, 16, i.load_4u, store_words, i.load_u8, i.store_u8, _wrap16, i.wrap_add, *_SAME),
+    "int32": ElementLanes(4, 4, i.load_4u, store_words, i.load_u32, i.store_u32, _wrap4, i.wrap_add, *_SAME),
+    "int64": ElementLanes(8, 2, i.load_2q, _store_2q, i.load_u64, i.store_u64, _wrap2, i.wrap_add, *_SAME),
 }
 #: Eight float32 at a time, in two accesses.
-EIGHT_FLOATS = Lanes(4, 8, _load_8f, _store_8f, i.load_f, i.store_f, _add8, _plus, *_SAME)
+EIGHT_FLOATS = ElementLanes(4, 8, _load_8f, _store_8f, i.load_f, i.store_f, _add8, _add_one, *_SAME)
 
 
-def matching_lanes(dtype: str, other: str) -> Lanes:
+def matching_lanes(dtype: str, other: str) -> ElementLanes:
     """Return the lanes of `dtype` for use with one element of `other` each."""
     if dtype == "float32" and other in HALVES:
         return EIGHT_FLOATS

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from .codecs import CodecOperations
-from .intrinsics import dual, one, select
+from .intrinsics import dual, one_like, select
 from .lanes import EIGHT_FLOATS
 
 Group = Any
@@ -17,23 +17,23 @@ Value = Any
 
 
 @dual
-def settle_one(r: Value, t: Value) -> tuple[Value, Value]:
+def round_trip_one(r: Value, t: Value) -> tuple[Value, Value]:
     """Return the decoded value for r, and the residual."""
-    sent = select(r > t, one(r), -one(r))
+    sent = select(r > t, one_like(r), -one_like(r))
     return sent, r - sent
 
 
 @dual
 def encode_one(r: Value, t: Value) -> tuple[int, Value]:
     """Return the code for r, and the residual."""
-    _, left = settle_one(r, t)
+    _, left = round_trip_one(r, t)
     return select(r > t, 1, 0), left
 
 
 @dual
 def decode_one(code: int, t: Value) -> Value:
     """Return the decoded value of a code."""
-    return select(code & 1 != 0, one(t), -one(t))
+    return select(code & 1 != 0, one_like(t), -one_like(t))
 
 
 @dual
@@ -52,16 +52,16 @@ def encode(r: Group, t: Value) -> tuple[int, Group]:
 
 
 @dual
-def settle(r: Group, t: Value) -> tuple[Group, Group]:
+def round_trip(r: Group, t: Value) -> tuple[Group, Group]:
     """Return the decoded values for eight elements, and their residuals."""
-    s0, l0 = settle_one(r[0], t)
-    s1, l1 = settle_one(r[1], t)
-    s2, l2 = settle_one(r[2], t)
-    s3, l3 = settle_one(r[3], t)
-    s4, l4 = settle_one(r[4], t)
-    s5, l5 = settle_one(r[5], t)
-    s6, l6 = settle_one(r[6], t)
-    s7, l7 = settle_one(r[7], t)
+    s0, l0 = round_trip_one(r[0], t)
+    s1, l1 = round_trip_one(r[1], t)
+    s2, l2 = round_trip_one(r[2], t)
+    s3, l3 = round_trip_one(r[3], t)
+    s4, l4 = round_trip_one(r[4], t)
+    s5, l5 = round_trip_one(r[5], t)
+    s6, l6 = round_trip_one(r[6], t)
+    s7, l7 = round_trip_one(r[7], t)
     return (s0, s1, s2, s3, s4, s5, s6, s7), (l0, l1, l2, l3, l4, l5, l6, l7)
 
 
@@ -80,4 +80,6 @@ def decode(byte: int, t: Value) -> Group:
     )
 
 
-CODEC = CodecOperations(EIGHT_FLOATS, 1, 8, 32, encode, encode_one, settle, settle_one, decode, decode_one)
+CODEC = CodecOperations(
+    EIGHT_FLOATS, 1, 8, 32, encode, encode_one, round_trip, round_trip_one, decode, decode_one
+)

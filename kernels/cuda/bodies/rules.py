@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .intrinsics import divide, dual, magnitude, one, root, select, zero
+from .intrinsics import absolute_value, divide, dual, one_like, select, square_root, zero_like
 
 Numbers = npt.NDArray[Any]
 Real = Any
@@ -40,92 +40,92 @@ def _rule(function: Rule) -> Rule:
 def _rule_with(derive: Derive) -> Callable[[Rule], Rule]:
     """Register a rule that reads derived numbers, and the function that computes them."""
 
-    def enter(function: Rule) -> Rule:
+    def register_rule(function: Rule) -> Rule:
         DERIVED[function.__name__.lstrip("_")] = derive
         return _rule(function)
 
-    return enter
+    return register_rule
 
 
-def _rest(share: Numbers) -> Numbers:
+def _one_minus(share: Numbers) -> Numbers:
     """1 - share, in the precision of `share`."""
     return np.subtract(1, share, dtype=share.dtype)
 
 
 @dual
-def bounded(x: Real, bound: Real) -> Real:
+def clip_to(x: Real, bound: Real) -> Real:
     """Clip; NaN stays NaN."""
     x = select(x > bound, bound, x)
     return select(x < -bound, -bound, x)
 
 
 @dual
-def decayed(w: Real, g: Real, p: Constants) -> Real:
+def decayed_gradient(w: Real, g: Real, p: Constants) -> Real:
     """Gradient rescaled, clipped, with the weight decay added."""
-    return bounded(p[2] * g, p[3]) + p[1] * w
+    return clip_to(p[2] * g, p[3]) + p[1] * w
 
 
 @dual
 def sign(x: Real) -> Real:
     """Return -1, 0 or 1; NaN for NaN."""
-    up = select(x > zero(x), one(x), x)
-    return select(x < zero(x), -one(x), up)
+    up = select(x > zero_like(x), one_like(x), x)
+    return select(x < zero_like(x), -one_like(x), up)
 
 
 @_rule
 def _sgd(w: Real, g: Real, a: Real, b: Real, c: Real, p: Constants) -> Updated:
-    return w - p[0] * decayed(w, g, p), a, b, c
+    return w - p[0] * decayed_gradient(w, g, p), a, b, c
 
 
 @_rule
 def _sgd_momentum(w: Real, g: Real, m: Real, b: Real, c: Real, p: Constants) -> Updated:
-    m = p[4] * m - p[0] * decayed(w, g, p)
+    m = p[4] * m - p[0] * decayed_gradient(w, g, p)
     return w + m, m, b, c
 
 
 @_rule
 def _nag(w: Real, g: Real, m: Real, b: Real, c: Real, p: Constants) -> Updated:
-    step = p[0] * decayed(w, g, p)
+    step = p[0] * decayed_gradient(w, g, p)
     m = p[4] * m - step
     return w + (p[4] * m - step), m, b, c
 
 
-@_rule_with(lambda p, r: (_rest(r[4]), _rest(r[5])))
+@_rule_with(lambda p, r: (_one_minus(r[4]), _one_minus(r[5])))
 def _adam(w: Real, g: Real, m: Real, v: Real, c: Real, p: Constants) -> Updated:
-    x = decayed(w, g, p)
+    x = decayed_gradient(w, g, p)
     m = p[4] * m + p[12] * x
     v = p[5] * v + p[13] * (x * x)
-    return w - divide(p[0] * m, root(v) + p[6]), m, v, c
+    return w - divide(p[0] * m, square_root(v) + p[6]), m, v, c
 
 
-@_rule_with(lambda p, r: (_rest(r[4]), _rest(r[5])))
+@_rule_with(lambda p, r: (_one_minus(r[4]), _one_minus(r[5])))
 def _adamw(w: Real, g: Real, m: Real, v: Real, c: Real, p: Constants) -> Updated:
-    x = bounded(p[2] * g, p[3])
+    x = clip_to(p[2] * g, p[3])
     m = p[4] * m + p[12] * x
     v = p[5] * v + p[13] * (x * x)
-    return w - p[0] * (divide(m, root(v) + p[6]) + p[1] * w), m, v, c
+    return w - p[0] * (divide(m, square_root(v) + p[6]) + p[1] * w), m, v, c
 
 
 @_rule
 def _adagrad(w: Real, g: Real, h: Real, b: Real, c: Real, p: Constants) -> Updated:
-    x = decayed(w, g, p)
+    x = decayed_gradient(w, g, p)
     h = h + x * x
-    return w - p[0] * divide(x, root(h) + p[4]), h, b, c
+    return w - p[0] * divide(x, square_root(h) + p[4]), h, b, c
 
 
 @_rule_with(lambda p, r: (1 - p[4],))
 def _adadelta(w: Real, g: Real, a: Real, b: Real, c: Real, p: Constants) -> Updated:
-    x = decayed(w, g, p)
+    x = decayed_gradient(w, g, p)
     a = p[4] * a + p[12] * (x * x)
-    step = divide(root(b + p[5]), root(a + p[5])) * x
+    step = divide(square_root(b + p[5]), square_root(a + p[5])) * x
     b = p[4] * b + p[12] * (step * step)
     return w - p[0] * step, a, b, c
 
 
 @_rule_with(lambda p, r: (1 - p[4],))
 def _adamax(w: Real, g: Real, m: Real, u: Real, c: Real, p: Constants) -> Updated:
-    x = decayed(w, g, p)
-    size = magnitude(x)
+    x = decayed_gradient(w, g, p)
+    size = absolute_value(x)
     faded = p[5] * u
     m = p[4] * m + p[12] * x
     u = select(faded >= size, faded, size)
@@ -134,70 +134,70 @@ def _adamax(w: Real, g: Real, m: Real, u: Real, c: Real, p: Constants) -> Update
 
 @_rule_with(lambda p, r: (1 - p[4], 1 - p[5], 1 - p[7]))
 def _nadam(w: Real, g: Real, m: Real, v: Real, c: Real, p: Constants) -> Updated:
-    x = decayed(w, g, p)
+    x = decayed_gradient(w, g, p)
     m = p[4] * m + p[12] * x
     v = p[5] * v + p[13] * (x * x)
     mean = p[8] * divide(m, p[10]) + p[14] * divide(x, p[9])
-    return w - p[0] * divide(mean, root(divide(v, p[11])) + p[6]), m, v, c
+    return w - p[0] * divide(mean, square_root(divide(v, p[11])) + p[6]), m, v, c
 
 
-@_rule_with(lambda p, r: (_rest(r[4]),))
+@_rule_with(lambda p, r: (_one_minus(r[4]),))
 def _rmsprop(w: Real, g: Real, v: Real, b: Real, c: Real, p: Constants) -> Updated:
-    x = decayed(w, g, p)
+    x = decayed_gradient(w, g, p)
     v = p[4] * v + p[12] * (x * x)
-    return bounded(w - p[0] * divide(x, root(v) + p[5]), p[6]), v, b, c
+    return clip_to(w - p[0] * divide(x, square_root(v) + p[5]), p[6]), v, b, c
 
 
-@_rule_with(lambda p, r: (_rest(r[4]),))
+@_rule_with(lambda p, r: (_one_minus(r[4]),))
 def _rmsprop_centered(w: Real, g: Real, q: Real, v: Real, m: Real, p: Constants) -> Updated:
-    x = decayed(w, g, p)
+    x = decayed_gradient(w, g, p)
     q = p[4] * q + p[12] * x
     v = p[4] * v + p[12] * (x * x)
-    m = p[7] * m - divide(p[0] * x, root(v - q * q + p[5]))
-    return bounded(w + m, p[6]), q, v, m
+    m = p[7] * m - divide(p[0] * x, square_root(v - q * q + p[5]))
+    return clip_to(w + m, p[6]), q, v, m
 
 
 @_rule
 def _ftrl(w: Real, g: Real, z: Real, h: Real, c: Real, p: Constants) -> Updated:
-    x = bounded(p[2] * g, p[3])
-    before = root(h)
+    x = clip_to(p[2] * g, p[3])
+    before = square_root(h)
     h = h + x * x
-    after = root(h)
+    after = square_root(h)
     z = z + (x - divide(after - before, p[0]) * w)
-    step = divide(select(z < zero(z), -p[4], p[4]) - z, divide(p[5] + after, p[0]) + p[1])
-    return select(magnitude(z) <= p[4], zero(z), step), z, h, c
+    step = divide(select(z < zero_like(z), -p[4], p[4]) - z, divide(p[5] + after, p[0]) + p[1])
+    return select(absolute_value(z) <= p[4], zero_like(z), step), z, h, c
 
 
-@_rule_with(lambda p, r: (_rest(r[4]), _rest(r[5]), r[7] / r[0]))
+@_rule_with(lambda p, r: (_one_minus(r[4]), _one_minus(r[5]), r[7] / r[0]))
 def _ftml(w: Real, g: Real, d: Real, v: Real, z: Real, p: Constants) -> Updated:
-    x = decayed(w, g, p)
+    x = decayed_gradient(w, g, p)
     v = p[5] * v + p[13] * (x * x)
-    new = p[14] * (root(divide(v, p[8])) + p[6])
+    new = p[14] * (square_root(divide(v, p[8])) + p[6])
     z = p[4] * z + p[12] * x - (new - p[4] * d) * w
     return divide(-z, new), new, v, z
 
 
-@_rule_with(lambda p, r: (_rest(r[4]), _rest(r[0] * r[5])))
+@_rule_with(lambda p, r: (_one_minus(r[4]), _one_minus(r[0] * r[5])))
 def _signum(w: Real, g: Real, m: Real, b: Real, c: Real, p: Constants) -> Updated:
-    m = p[4] * m - p[12] * decayed(w, g, p)
+    m = p[4] * m - p[12] * decayed_gradient(w, g, p)
     return p[13] * w + p[0] * sign(m), m, b, c
 
 
-@_rule_with(lambda p, r: (_rest(r[0] * r[1]),))
+@_rule_with(lambda p, r: (_one_minus(r[0] * r[1]),))
 def _signsgd(w: Real, g: Real, a: Real, b: Real, c: Real, p: Constants) -> Updated:
     return p[12] * w - p[0] * sign(g), a, b, c
 
 
 @_rule
 def _dcasgd(w: Real, g: Real, previous: Real, b: Real, c: Real, p: Constants) -> Updated:
-    x = decayed(w, g, p)
+    x = decayed_gradient(w, g, p)
     step = p[0] * (x * x * (w - previous) * p[4] + x)
     return w - step, w, b, c
 
 
 @_rule
 def _dcasgd_momentum(w: Real, g: Real, m: Real, previous: Real, c: Real, p: Constants) -> Updated:
-    x = decayed(w, g, p)
+    x = decayed_gradient(w, g, p)
     m = p[5] * m - p[0] * (x * x * (w - previous) * p[4] + x)
     return w + m, m, w, c
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ..spec import Spec
+from ..spec import KernelSpec
 from ..table import SOURCES
-from .chunks import Body, counter, emitter, framed, listed, listed_now
+from .chunks import Body, listed, listed_now, make_body, make_counter, make_emitter
 from .intrinsics import dual
-from .lanes import LANES, Lanes
+from .lanes import LANES, ElementLanes
 
 Group = Any
 
@@ -18,28 +18,28 @@ _MOST_PAIRED = 4
 
 
 @cache
-def summer(lanes: Lanes, k: int, grouped: bool) -> Callable[[int, int], Group]:
+def make_summer(lanes: ElementLanes, k: int, grouped: bool) -> Callable[[int, int], Group]:
     """Make the function that sums the sources of a row: of a group of elements, or of one."""
     load, add = (lanes.load, lanes.add) if grouped else (lanes.load_one, lanes.add_one)
-    count, size, source = counter(k), lanes.size, listed if k else listed_now
+    count, size, source = make_counter(k), lanes.size, listed if k else listed_now
 
     @dual
-    def total(row: int, e: int) -> Group:
+    def sum_sources(row: int, e: int) -> Group:
         acc = load(source(row, SOURCES, 0) + e * size)
         for j in range(1, count(row)):
             acc = add(acc, load(source(row, SOURCES, j) + e * size))
         return acc
 
-    return total
+    return sum_sources
 
 
 @cache
-def pair_summer(lanes: Lanes, k: int) -> Callable[[int, int, int], tuple[Group, Group]]:
+def make_pair_summer(lanes: ElementLanes, k: int) -> Callable[[int, int, int], tuple[Group, Group]]:
     """Make the function that sums two groups: the two loads of each source overlap."""
-    load, add, count, size = lanes.load, lanes.add, counter(k), lanes.size
+    load, add, count, size = lanes.load, lanes.add, make_counter(k), lanes.size
 
     @dual
-    def total(row: int, e: int, f: int) -> tuple[Group, Group]:
+    def sum_sources(row: int, e: int, f: int) -> tuple[Group, Group]:
         source = listed(row, SOURCES, 0)
         a = load(source + e * size)
         b = load(source + f * size)
@@ -51,29 +51,35 @@ def pair_summer(lanes: Lanes, k: int) -> Callable[[int, int, int], tuple[Group, 
             b = add(b, next_b)
         return a, b
 
-    return total
+    return sum_sources
 
 
-def body(spec: Spec) -> Body:
+def sum_body(spec: KernelSpec) -> Body:
     """Make the body of a sum."""
     lanes = LANES[spec.dtype]
-    total, total_one = summer(lanes, spec.k, grouped=True), summer(lanes, spec.k, grouped=False)
-    total_pair = pair_summer(lanes, spec.k)
-    emit, emit_one = emitter(lanes.size, lanes.store), emitter(lanes.size, lanes.store_one)
+    sum_sources, sum_one = make_summer(lanes, spec.k, grouped=True), make_summer(lanes, spec.k, grouped=False)
+    sum_pair = make_pair_summer(lanes, spec.k)
+    emit, emit_one = make_emitter(lanes.size, lanes.store), make_emitter(lanes.size, lanes.store_one)
 
     @dual
-    def group(row: int, e: int, end: int, scalar: Any) -> None:
-        emit(row, e, total(row, e))
+    def sum_group(row: int, e: int, end: int, scalar: Any) -> None:
+        emit(row, e, sum_sources(row, e))
 
     @dual
-    def pair(row: int, e: int, f: int, scalar: Any) -> None:
-        a, b = total_pair(row, e, f)
+    def process_pair(row: int, e: int, f: int, scalar: Any) -> None:
+        a, b = sum_pair(row, e, f)
         emit(row, e, a)
         emit(row, f, b)
 
     @dual
-    def rest(row: int, e: int, end: int, scalar: Any) -> None:
-        emit_one(row, e, total_one(row, e))
+    def sum_remaining(row: int, e: int, end: int, scalar: Any) -> None:
+        emit_one(row, e, sum_one(row, e))
 
     # With many sources the loads of one group are enough, and save registers.
-    return framed(spec.chunk, lanes.width, group, rest, pair if 1 <= spec.k <= _MOST_PAIRED else None)
+    return make_body(
+        spec.chunk,
+        lanes.width,
+        sum_group,
+        sum_remaining,
+        process_pair if 1 <= spec.k <= _MOST_PAIRED else None,
+    )

@@ -56,72 +56,72 @@ def import_cuda() -> Any:
 # --------------------------------------------------------------------------------- how each primitive is made
 
 
-def _pointer(builder: Any, address: Any, kind: Any, space: int) -> Any:
+def _typed_pointer(builder: Any, address: Any, kind: Any, space: int) -> Any:
     return builder.inttoptr(address, kind.as_pointer(space))
 
 
 def _load_vector(element: Any, count: int, space: int) -> Primitive:
     kind = ir.VectorType(_LLVM[element], count)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector = builder.load(_pointer(builder, args[0], kind, space), align=16)
+    def generate_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector = builder.load(_typed_pointer(builder, args[0], kind, space), align=16)
         lanes = [builder.extract_element(vector, _BITS[32](lane)) for lane in range(count)]
         return cgutils.pack_array(builder, lanes)
 
-    return lambda address: (types.UniTuple(element, count)(types.int64), generate)
+    return lambda address: (types.UniTuple(element, count)(types.int64), generate_code)
 
 
 def _store_vector(element: Any, count: int, space: int) -> Primitive:
     kind = ir.VectorType(_LLVM[element], count)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vector = ir.Constant(kind, ir.Undefined)
         for lane in range(count):
             vector = builder.insert_element(vector, args[1 + lane], _BITS[32](lane))
-        builder.store(vector, _pointer(builder, args[0], kind, space), align=16)
+        builder.store(vector, _typed_pointer(builder, args[0], kind, space), align=16)
         return context.get_dummy_value()
 
-    return lambda address, *values: (types.void(types.int64, *[element] * count), generate)
+    return lambda address, *values: (types.void(types.int64, *[element] * count), generate_code)
 
 
-def _load(element: Any, space: int, bits: int = 0, constant: bool = False) -> Primitive:
+def _load_number(element: Any, space: int, bits: int = 0, constant: bool = False) -> Primitive:
     """Load of one number; with `bits`, of an unsigned one that is widened to `element`."""
     wide = _LLVM[element]
     kind = _BITS[bits] if bits else wide
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         size = bits // 8 if bits else element.bitwidth // 8
-        value = builder.load(_pointer(builder, args[0], kind, space), align=size)
+        value = builder.load(_typed_pointer(builder, args[0], kind, space), align=size)
         if constant:
             value.set_metadata("invariant.load", builder.module.add_metadata([]))
         return builder.zext(value, wide) if bits else value
 
-    return lambda address: (element(types.int64), generate)
+    return lambda address: (element(types.int64), generate_code)
 
 
-def _store(element: Any, space: int, bits: int = 0) -> Primitive:
+def _store_number(element: Any, space: int, bits: int = 0) -> Primitive:
     """Store of one number, or of its low bits."""
     kind = _BITS[bits] if bits else _LLVM[element]
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         value = builder.trunc(args[1], kind) if bits else args[1]
         size = bits // 8 if bits else element.bitwidth // 8
-        builder.store(value, _pointer(builder, args[0], kind, space), align=size)
+        builder.store(value, _typed_pointer(builder, args[0], kind, space), align=size)
         return context.get_dummy_value()
 
-    return lambda address, value: (types.void(types.int64, element), generate)
+    return lambda address, value: (types.void(types.int64, element), generate_code)
 
 
-def _forget(space: int) -> Primitive:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _forget_reads(space: int) -> Primitive:
+    def generate_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if space == GLOBAL:
             builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
         return context.get_dummy_value()
 
-    return lambda: (types.void(), generate)
+    return lambda: (types.void(), generate_code)
 
 
-def _memory(space: int) -> Iterator[tuple[Callable[..., Any], Primitive]]:
+def _memory_primitives(space: int) -> Iterator[tuple[Callable[..., Any], Primitive]]:
     for load, store, element, count in (
         (i.load_4f, i.store_4f, types.float32, 4),
         (i.load_2d, i.store_2d, types.float64, 2),
@@ -139,33 +139,33 @@ def _memory(space: int) -> Iterator[tuple[Callable[..., Any], Primitive]]:
         (i.load_u64, i.store_u64, types.uint64, 0),
         (i.load_byte, i.store_byte, types.int64, 8),
     ):
-        yield load_one, _load(element, space, bits)
-        yield store_one, _store(element, space, bits)
-    yield i.word, _load(types.int64, space)
-    yield i.table, _load(types.int64, space, constant=True)
-    yield i.forget, _forget(space)
+        yield load_one, _load_number(element, space, bits)
+        yield store_one, _store_number(element, space, bits)
+    yield i.image_word, _load_number(types.int64, space)
+    yield i.table_word, _load_number(types.int64, space, constant=True)
+    yield i.forget_reads, _forget_reads(space)
 
 
-def _select(condition: Any, a: Any, b: Any) -> Typed | None:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _select_value(condition: Any, a: Any, b: Any) -> Typed | None:
+    def generate_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.select(args[0], args[1], args[2])
 
     if isinstance(a, types.Integer):  # codes: literals among them
-        return types.int64(types.boolean, types.int64, types.int64), generate
-    return a(types.boolean, a, a), generate
+        return types.int64(types.boolean, types.int64, types.int64), generate_code
+    return a(types.boolean, a, a), generate_code
 
 
 def _same_kind(build: Generate) -> Primitive:
     """Primitive whose arguments and result are of one float or unsigned type."""
 
-    def typed(a: Any, *others: Any) -> Typed | None:
+    def typed_code(a: Any, *others: Any) -> Typed | None:
         kinds = (a, *others)
         return a(*kinds), lambda context, builder, signature, args: build(builder, _LLVM[a], *args)
 
-    return typed
+    return typed_code
 
 
-def _intrinsic(name: str) -> Generate:
+def _llvm_intrinsic(name: str) -> Generate:
     def build(builder: Any, kind: Any, x: Any) -> Any:
         function = builder.module.declare_intrinsic(name, [kind])
         return builder.call(function, [x])
@@ -173,7 +173,7 @@ def _intrinsic(name: str) -> Generate:
     return build
 
 
-def _magnitude(b: Any, kind: Any, x: Any) -> Any:
+def _absolute_value(b: Any, kind: Any, x: Any) -> Any:
     """All bits but the sign; NVVM has no llvm.fabs."""
     bits = _BITS[64 if kind == _F64 else 32]
     return b.bitcast(b.and_(b.bitcast(x, bits), bits(2 ** (bits.width - 1) - 1)), kind)
@@ -188,15 +188,15 @@ def _add_bytes(b: Any, kind: Any, x: Any, y: Any) -> Any:
     return b.xor(b.add(b.and_(x, low), b.and_(y, low)), b.and_(b.xor(x, y), high))
 
 
-def _arithmetic() -> Iterator[tuple[Callable[..., Any], Primitive]]:
-    yield i.select, _select
+def _arithmetic_primitives() -> Iterator[tuple[Callable[..., Any], Primitive]]:
+    yield i.select, _select_value
     yield i.divide, _same_kind(lambda builder, kind, a, b: builder.fdiv(a, b))
-    yield i.root, _same_kind(_intrinsic("llvm.sqrt"))
-    yield i.magnitude, _same_kind(_magnitude)
+    yield i.square_root, _same_kind(_llvm_intrinsic("llvm.sqrt"))
+    yield i.absolute_value, _same_kind(_absolute_value)
     bits_of_real = types.float32(types.int64)
     yield i.real_of, lambda _: (bits_of_real, lambda context, b, signature, args: _real_of(b, *args))
-    yield i.zero, _same_kind(lambda builder, kind, x: kind(0.0))
-    yield i.one, _same_kind(lambda builder, kind, x: kind(1.0))
+    yield i.zero_like, _same_kind(lambda builder, kind, x: kind(0.0))
+    yield i.one_like, _same_kind(lambda builder, kind, x: kind(1.0))
     yield i.wrap_add, _same_kind(lambda builder, kind, a, b: builder.add(a, b))
     yield i.wrap_add_bytes, _same_kind(_add_bytes)
 
@@ -223,11 +223,11 @@ def _bf16_bits(b: Any, x: Any) -> Any:
     return b.select(is_nan, b.or_(top, word(0x40)), rounded)
 
 
-def _packed(bits_of: Generate) -> Generate:
+def _pack_pair(bits_of: Generate) -> Generate:
     return lambda b, low, high: b.or_(bits_of(b, low), b.shl(bits_of(b, high), _BITS[32](16)))
 
 
-def _halves() -> Iterator[tuple[Callable[..., Any], Primitive]]:
+def _half_primitives() -> Iterator[tuple[Callable[..., Any], Primitive]]:
     word, real = types.uint32, types.float32
 
     def fixed(signature: Signature, build: Generate) -> Primitive:
@@ -235,18 +235,18 @@ def _halves() -> Iterator[tuple[Callable[..., Any], Primitive]]:
 
     yield i.f16_low, fixed(real(word), _from_f16(0))
     yield i.f16_high, fixed(real(word), _from_f16(16))
-    yield i.f16_pack, fixed(word(real, real), _packed(_f16_bits))
+    yield i.f16_pack, fixed(word(real, real), _pack_pair(_f16_bits))
     upper = _BITS[32](0xFFFF0000)
     yield i.bf16_low, fixed(real(word), lambda b, x: b.bitcast(b.shl(x, _BITS[32](16)), _F32))
     yield i.bf16_high, fixed(real(word), lambda b, x: b.bitcast(b.and_(x, upper), _F32))
-    yield i.bf16_pack, fixed(word(real, real), _packed(_bf16_bits))
+    yield i.bf16_pack, fixed(word(real, real), _pack_pair(_bf16_bits))
 
 
 def primitives(space: int) -> Iterator[tuple[Callable[..., Any], Primitive]]:
     """Yield each primitive with the function that types it and generates its code, for an address space."""
-    yield from _memory(space)
-    yield from _arithmetic()
-    yield from _halves()
+    yield from _memory_primitives(space)
+    yield from _arithmetic_primitives()
+    yield from _half_primitives()
 
 
 # ----------------------------------------------------------------------------------------------- registration
@@ -268,7 +268,7 @@ _TYPERS: dict[int, Callable[[Any], Callable[..., Any]]] = {
 }
 
 
-def _overload(extend: Any, function: Callable[..., Any], made: Callable[..., Any]) -> None:
+def _register_overload(extend: Any, function: Callable[..., Any], made: Callable[..., Any]) -> None:
     """Register the implementation of a function in bodies.
 
     It has no C wrapper, which would take ten times as long.
@@ -283,10 +283,10 @@ def _register_primitive(extend: Any, function: Callable[..., Any], primitive: Pr
     typer.__name__ = function.__name__
     made = extend.intrinsic(typer)
     call = _CALLS[arity](made)
-    _overload(extend, function, lambda *types_of_arguments: call)
+    _register_overload(extend, function, lambda *types_of_arguments: call)
 
 
-def _extensions() -> list[Any]:
+def _extension_modules() -> list[Any]:
     """Numba's interface for extensions, and numba-cuda's where there is one."""
     try:
         import_cuda()
@@ -297,14 +297,14 @@ def _extensions() -> list[Any]:
 
 
 def _register_all() -> None:
-    extensions = _extensions()
+    extensions = _extension_modules()
     for extend, space in extensions:
         for function, primitive in primitives(space):
             _register_primitive(extend, function, primitive)
 
     def register(function: Callable[..., Any]) -> None:
         for extend, _ in extensions:
-            _overload(extend, function, lambda *types_of_arguments: function)
+            _register_overload(extend, function, lambda *types_of_arguments: function)
 
     i.register_duals(register)
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ..spec import Spec
+from ..spec import KernelSpec
 from ..table import DST, MASTER, PARAMS, STATES
-from .chunks import Body, field_now, framed, spreader
-from .intrinsics import bf16_pack, dual, f16_pack, forget
-from .lanes import LANES, Lanes, matching_lanes, store_words
+from .chunks import Body, header_word_now, make_body, make_spreader
+from .intrinsics import bf16_pack, dual, f16_pack, forget_reads
+from .lanes import LANES, ElementLanes, matching_lanes, store_words
 from .rules import RULES, Rule
-from .sums import summer
+from .sums import make_summer
 
 Group = Any
 Number = Any
@@ -24,8 +24,8 @@ def constant_reader(real: str) -> Callable[[int], tuple[Number, ...]]:
     read, size = LANES[real].load_one, LANES[real].size
 
     @dual
-    def constants(row: int) -> tuple[Number, ...]:
-        at = field_now(row, PARAMS)
+    def row_constants(row: int) -> tuple[Number, ...]:
+        at = header_word_now(row, PARAMS)
         return (
             read(at),
             read(at + size),
@@ -45,7 +45,7 @@ def constant_reader(real: str) -> Callable[[int], tuple[Number, ...]]:
             read(at + 15 * size),
         )
 
-    return constants
+    return row_constants
 
 
 # A group's elements are updated one after the other, and the constants read again for each: all at once would
@@ -54,20 +54,20 @@ Stepper = Callable[[int, Group, Group, Group, Group, Group], tuple[Group, Group,
 
 
 @cache
-def _one(rule: Rule, real: str) -> Stepper:
-    constants = constant_reader(real)
+def _step_one(rule: Rule, real: str) -> Stepper:
+    row_constants = constant_reader(real)
 
     @dual
     def step(row: int, w: Number, g: Number, a: Number, b: Number, c: Number) -> tuple[Number, ...]:
-        forget()
-        return rule(w, g, a, b, c, constants(row))
+        forget_reads()
+        return rule(w, g, a, b, c, row_constants(row))
 
     return step
 
 
 @cache
-def _two(rule: Rule, real: str) -> Stepper:
-    one = _one(rule, real)
+def _step_two(rule: Rule, real: str) -> Stepper:
+    one = _step_one(rule, real)
 
     @dual
     def step(row: int, w: Group, g: Group, a: Group, b: Group, c: Group) -> tuple[Group, ...]:
@@ -79,8 +79,8 @@ def _two(rule: Rule, real: str) -> Stepper:
 
 
 @cache
-def _four(rule: Rule, real: str) -> Stepper:
-    one = _one(rule, real)
+def _step_four(rule: Rule, real: str) -> Stepper:
+    one = _step_one(rule, real)
 
     @dual
     def step(row: int, w: Group, g: Group, a: Group, b: Group, c: Group) -> tuple[Group, ...]:
@@ -94,93 +94,93 @@ def _four(rule: Rule, real: str) -> Stepper:
 
 
 @dual
-def _low(g: Group) -> Group:
+def _low_half(g: Group) -> Group:
     return g[0], g[1], g[2], g[3]
 
 
 @dual
-def _high(g: Group) -> Group:
+def _high_half(g: Group) -> Group:
     return g[4], g[5], g[6], g[7]
 
 
 @dual
-def _joined(a: Group, b: Group) -> Group:
+def _join_halves(a: Group, b: Group) -> Group:
     return a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]
 
 
 @cache
-def _eight(rule: Rule, real: str) -> Stepper:
-    four = _four(rule, real)
+def _step_eight(rule: Rule, real: str) -> Stepper:
+    four = _step_four(rule, real)
 
     @dual
     def step(row: int, w: Group, g: Group, a: Group, b: Group, c: Group) -> tuple[Group, ...]:
-        w0, a0, b0, c0 = four(row, _low(w), _low(g), _low(a), _low(b), _low(c))
-        w1, a1, b1, c1 = four(row, _high(w), _high(g), _high(a), _high(b), _high(c))
-        return _joined(w0, w1), _joined(a0, a1), _joined(b0, b1), _joined(c0, c1)
+        w0, a0, b0, c0 = four(row, _low_half(w), _low_half(g), _low_half(a), _low_half(b), _low_half(c))
+        w1, a1, b1, c1 = four(row, _high_half(w), _high_half(g), _high_half(a), _high_half(b), _high_half(c))
+        return _join_halves(w0, w1), _join_halves(a0, a1), _join_halves(b0, b1), _join_halves(c0, c1)
 
     return step
 
 
-_STEPPERS = {1: _one, 2: _two, 4: _four, 8: _eight}
+_STEPPERS = {1: _step_one, 2: _step_two, 4: _step_four, 8: _step_eight}
 
 
 @cache
-def _states(states: int, size: int, load: Any, store: Any) -> tuple[Any, Any]:
+def _state_access(states: int, size: int, load: Any, store: Any) -> tuple[Any, Any]:
     """Make the functions that load and store a row's states, up to three."""
 
     @dual
-    def address(row: int, place: int, e: int) -> int:
-        return field_now(row, STATES + place) + e * size
+    def state_address(row: int, place: int, e: int) -> int:
+        return header_word_now(row, STATES + place) + e * size
 
     @dual
     def read(row: int, e: int, like: Group) -> tuple[Group, ...]:
         a, b, c = like, like, like
         if states > 0:
-            a = load(address(row, 0, e))
+            a = load(state_address(row, 0, e))
         if states > 1:
-            b = load(address(row, 1, e))
+            b = load(state_address(row, 1, e))
         if states > 2:
-            c = load(address(row, 2, e))
+            c = load(state_address(row, 2, e))
         return a, b, c
 
     @dual
     def write(row: int, e: int, a: Group, b: Group, c: Group) -> None:
         if states > 0:
-            store(address(row, 0, e), a)
+            store(state_address(row, 0, e), a)
         if states > 1:
-            store(address(row, 1, e), b)
+            store(state_address(row, 1, e), b)
         if states > 2:
-            store(address(row, 2, e), c)
+            store(state_address(row, 2, e), c)
 
     return read, write
 
 
 @cache
-def _settled(lanes: Lanes) -> Callable[[Group], Group]:
+def _make_rounding(lanes: ElementLanes) -> Callable[[Group], Group]:
     """Make the function that rounds a group as a store and a load would."""
     pack, unpack = lanes.pack, lanes.unpack
 
     @dual
-    def settle(g: Group) -> Group:
+    def round_group(g: Group) -> Group:
         return unpack(pack(g))
 
-    return settle
+    return round_group
 
 
-def _halves_updater(spec: Spec) -> Callable[[int, int, int, Any], None]:
+def _halves_updater(spec: KernelSpec) -> Callable[[int, int, int, Any], None]:
     """Make the function that updates eight 16-bit weights with a master, four at a time for few registers."""
     grad, wide = LANES[spec.dtype], LANES["float32"]
-    total, load, store = summer(grad, spec.k, True), wide.load, wide.store
-    step = _four(RULES[str(spec.rule)], "float32")
+    total, load, store = make_summer(grad, spec.k, True), wide.load, wide.store
+    step = _step_four(RULES[str(spec.rule)], "float32")
     pack, unpack, size, wide_size = grad.pack, grad.unpack, grad.size, wide.size
     pack_two = {"float16": f16_pack, "bfloat16": bf16_pack}[spec.dtype]
-    read, write = _states(spec.states, wide.size, load, store)
-    spread = spreader(size, store_words)
+    read, write = _state_access(spec.states, wide.size, load, store)
+    spread = make_spreader(size, store_words)
 
     @dual
-    def half(row: int, e: int, g: Group) -> Group:
-        forget()
-        place = field_now(row, MASTER) + e * wide_size
+    def update_half(row: int, e: int, g: Group) -> Group:
+        forget_reads()
+        place = header_word_now(row, MASTER) + e * wide_size
         w = load(place)
         a, b, c = read(row, e, w)
         w, a, b, c = step(row, w, g, a, b, c)
@@ -189,48 +189,48 @@ def _halves_updater(spec: Spec) -> Callable[[int, int, int, Any], None]:
         return pack_two(w[0], w[1]), pack_two(w[2], w[3])
 
     @dual
-    def update(row: int, e: int, end: int, scalar: Any) -> None:
+    def update_group(row: int, e: int, end: int, scalar: Any) -> None:
         g = pack(total(row, e))  # a sum of 16-bit floats is one before the rule sees it
-        first = half(row, e, _low(unpack(g)))
-        second = half(row, e + 4, _high(unpack(g)))
+        first = update_half(row, e, _low_half(unpack(g)))
+        second = update_half(row, e + 4, _high_half(unpack(g)))
         w = first[0], first[1], second[0], second[1]
-        store_words(field_now(row, DST) + e * size, w)
+        store_words(header_word_now(row, DST) + e * size, w)
         spread(row, e, w)
 
-    return update
+    return update_group
 
 
-def _updater(spec: Spec, grouped: bool) -> Callable[[int, int, int, Any], None]:
+def _group_updater(spec: KernelSpec, grouped: bool) -> Callable[[int, int, int, Any], None]:
     """Make the function that updates a group of elements, or one."""
     rule, k, master = RULES[str(spec.rule)], spec.k, spec.master
     grad = LANES[spec.dtype]
     inner = "float32" if master else spec.dtype
     wide = matching_lanes(inner, spec.dtype)
-    total = summer(grad, k, grouped)
+    total = make_summer(grad, k, grouped)
     load, store = (wide.load, wide.store) if grouped else (wide.load_one, wide.store_one)
-    narrow, settle = (grad.store, _settled(grad)) if grouped else (grad.store_one, grad.settle_one)
-    step = _STEPPERS[grad.width if grouped else 1](rule, spec.real)
-    read, write = _states(spec.states, wide.size, load, store)
-    spread = spreader(grad.size, narrow)
+    narrow, round_group = (grad.store, _make_rounding(grad)) if grouped else (grad.store_one, grad.round_one)
+    step = _STEPPERS[grad.width if grouped else 1](rule, spec.real_type)
+    read, write = _state_access(spec.states, wide.size, load, store)
+    spread = make_spreader(grad.size, narrow)
     home, grad_size, wide_size = MASTER if master else DST, grad.size, wide.size
 
     @dual
-    def update(row: int, e: int, end: int, scalar: Any) -> None:
-        place = field_now(row, home) + e * wide_size
+    def update_group(row: int, e: int, end: int, scalar: Any) -> None:
+        place = header_word_now(row, home) + e * wide_size
         w = load(place)
         a, b, c = read(row, e, w)
-        g = settle(total(row, e))  # a sum of 16-bit floats is one before the rule sees it
+        g = round_group(total(row, e))  # a sum of 16-bit floats is one before the rule sees it
         w, a, b, c = step(row, w, g, a, b, c)
         store(place, w)
         write(row, e, a, b, c)
         if master:
-            narrow(field_now(row, DST) + e * grad_size, w)
+            narrow(header_word_now(row, DST) + e * grad_size, w)
         spread(row, e, w)
 
-    return update
+    return update_group
 
 
-def body(spec: Spec) -> Body:
+def update_body(spec: KernelSpec) -> Body:
     """Make the body of an update."""
-    update = _halves_updater(spec) if spec.master else _updater(spec, grouped=True)
-    return framed(spec.chunk, LANES[spec.dtype].width, update, _updater(spec, grouped=False))
+    update_group = _halves_updater(spec) if spec.master else _group_updater(spec, grouped=True)
+    return make_body(spec.chunk, LANES[spec.dtype].width, update_group, _group_updater(spec, grouped=False))

@@ -29,7 +29,7 @@ class Host:
     @property
     def address(self) -> str | None:
         """The numeric address that this host resolves the name to."""
-        return addresses.resolved(self.name.rpartition("@")[2])
+        return addresses.resolve_host(self.name.rpartition("@")[2])
 
 
 def of_list(text: str) -> tuple[Host, ...]:

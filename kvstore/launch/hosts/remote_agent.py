@@ -16,7 +16,7 @@ import time
 from kvstore import __version__
 from kvstore.errors import KVStoreError, ProtocolError
 from kvstore.settings.environment import process_variables
-from kvstore.settings.keys import Keys
+from kvstore.settings.keys import JobKeys
 
 from ..child_process import ChildProcess, ProcessRole, ProcessSpec
 from ..local_host import LocalHost
@@ -135,7 +135,7 @@ class RemoteAgent:
             ProcessRole(message.role, message.rank),
             [os.fsdecode(word) for word in message.command],
             _merged_variables(message.variables),
-            Keys.from_json(message.keys) if message.keys else None,
+            JobKeys.from_json(message.keys) if message.keys else None,
             (lambda address: self._channel.send(m.ReportedAddress(number, address)))
             if message.reports
             else None,

@@ -199,7 +199,7 @@ def _next_order(link: Any, answer: dict[str, Any]) -> dict[str, Any] | None:
 def main(name: str, address: str) -> None:
     """Connect to the command, and serve it; an error is its last answer."""
     with contextlib.suppress(EOFError, ConnectionError), Client("\0" + address, "AF_UNIX") as link:
-        rank = launchers.detect().rank
+        rank = launchers.detect_placement().rank
         link.send_bytes(json.dumps({"rank": rank}).encode())
         options = json.loads(link.recv_bytes())
         try:

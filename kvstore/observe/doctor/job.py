@@ -114,7 +114,7 @@ def mpi_library() -> None:
 
 def gpus() -> None:
     """Print the number of GPUs; no context is created."""
-    write_line(driver.get().count)
+    write_line(driver.get_driver().count)
 
 
 def nccl_library() -> None:

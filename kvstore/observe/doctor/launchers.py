@@ -30,7 +30,7 @@ def launcher(environment: Mapping[str, str] | None = None) -> CheckFinding:
     names = [name for row in LAUNCHERS for name in row.signs if env.get(name)]
     signs = f" ({', '.join(names)} are set)" if names else ""
     try:
-        found = launchers.detect(env)
+        found = launchers.detect_placement(env)
     except ConfigError:
         return error(f"the variables of a launcher are incomplete or contradict each other{signs}")
     if found.launcher == "none":

@@ -17,7 +17,7 @@ _DEADLINE = 5.0
 
 def interfaces(found: Mapping[str, str] | None = None) -> CheckFinding:
     """List the network interfaces by which other machines can reach this one."""
-    found = addresses.interfaces() if found is None else found
+    found = addresses.interface_addresses() if found is None else found
     others = [name for name, address in found.items() if not addresses.is_loopback(address)]
     if not others:
         return ok("none with an address but loopback: a job has all of its processes on this machine")
@@ -27,14 +27,14 @@ def interfaces(found: Mapping[str, str] | None = None) -> CheckFinding:
 
 def host_name(name: str | None = None) -> CheckFinding:
     """Resolve the name of this machine, as MPI, Horovod and torchrun do, and kvstore does not."""
-    if addresses.resolved(socket.gethostname() if name is None else name) is None:
+    if addresses.resolve_host(socket.gethostname() if name is None else name) is None:
         return warning("the name of this machine has no address: MPI, Horovod and torchrun may not start")
     return ok("has an address")
 
 
 def ports(host: str | None = None) -> CheckFinding:
     """Listen at a free port, connect to it, and send a byte."""
-    host = addresses.loopback() if host is None else host
+    host = addresses.loopback_address() if host is None else host
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.create_server((host, 0), family=family) as listener:

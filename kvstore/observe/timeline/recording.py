@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from ...errors import ConfigError, KVStoreError
 from ...settings.environment import text_of
-from ...settings.launchers import Placement, detect
+from ...settings.launchers import WorkerPlacement, detect_placement
 from ..native._observe import packed_events, record_events, recorded, take_times
 from ..signals import call_on_signal
 from . import labels, threads
@@ -238,8 +238,8 @@ def _process_count(name: str) -> int:
     return int(text) if text.isdecimal() and len(text) < 7 else 0
 
 
-def _job_place() -> Placement | None:
+def _job_place() -> WorkerPlacement | None:
     try:
-        return detect()
+        return detect_placement()
     except ConfigError:  # the code that needs the job reports it
         return None

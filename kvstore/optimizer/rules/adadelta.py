@@ -36,4 +36,4 @@ class AdaDelta(ElementwiseOptimizer):
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of one update."""
-        return (*self._common(index), self.rho, self.epsilon)
+        return (*self._common_parameters(index), self.rho, self.epsilon)

@@ -41,4 +41,4 @@ class AdaGrad(ElementwiseOptimizer):
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of one update."""
-        return (*self._common(index), self.epsilon)
+        return (*self._common_parameters(index), self.epsilon)

@@ -44,6 +44,14 @@ class Adam(TwoMoments, ElementwiseOptimizer):
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of update number `t`."""
-        lr, wd = self._rates(index)
+        lr, wd = self._key_rates(index)
         bound = self.clip_gradient or math.inf
-        return (self._corrected(lr, t), wd, self.rescale_grad, bound, self.beta1, self.beta2, self.epsilon)
+        return (
+            self._corrected_rate(lr, t),
+            wd,
+            self.rescale_grad,
+            bound,
+            self.beta1,
+            self.beta2,
+            self.epsilon,
+        )

@@ -33,5 +33,5 @@ class Adamax(TwoMoments, ElementwiseOptimizer):
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of update number `t`."""
-        lr, *rest = self._common(index)
+        lr, *rest = self._common_parameters(index)
         return (lr / (1.0 - self.beta1**t), *rest, self.beta1, self.beta2, self.epsilon)

@@ -38,6 +38,6 @@ class AdamW(TwoMoments, ElementwiseOptimizer):
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of update number `t`."""
-        lr, *rest = self._common(index)
-        rate = self._corrected(lr, t) if self.correct_bias else lr
+        lr, *rest = self._common_parameters(index)
+        rate = self._corrected_rate(lr, t) if self.correct_bias else lr
         return (rate, *rest, self.beta1, self.beta2, self.epsilon)

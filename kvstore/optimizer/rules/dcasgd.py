@@ -47,4 +47,4 @@ class DCASGD(ElementwiseOptimizer):
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of one update."""
-        return (*self._common(index), self.lamda, self.momentum)
+        return (*self._common_parameters(index), self.lamda, self.momentum)

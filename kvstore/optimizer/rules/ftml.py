@@ -38,4 +38,4 @@ class FTML(TwoMoments, ElementwiseOptimizer):
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of update number `t`."""
         own = (self.beta1, self.beta2, self.epsilon)
-        return (*self._divided_by(index), *own, *self._corrections(weight, t))
+        return (*self._divided_by(index), *own, *self._bias_corrections(weight, t))

@@ -43,7 +43,7 @@ class Ftrl(ElementwiseOptimizer):
         self, lamda1: float = 0.01, learning_rate: float | None = None, beta: float = 1.0, **common: Any
     ) -> None:
         super().__init__(learning_rate=learning_rate, **common)
-        self._keep(lamda1=lamda1, beta=beta)
+        self._store_settings(lamda1=lamda1, beta=beta)
 
     def sparse_mode(self, weight_is_sparse: bool) -> str:
         """Return "rows" for a row-sparse key, else "dense"."""

@@ -10,7 +10,7 @@ import numpy as np
 from ... import kernels
 from ...arrays.sparse import RowSparseArray
 from ...errors import ConfigError, ShapeError
-from ..builtin import WholeTensorOptimizer, widened
+from ..builtin import WholeTensorOptimizer, widened_copy
 from ..checks import Settings, non_negative, setting
 from ..optimizer import Array, Index, State, is_half
 from ..registry import register
@@ -66,16 +66,16 @@ class GroupAdaGrad(WholeTensorOptimizer):
     def step(self, index: Index, weight: Array, grad: Any, states: tuple[Array, ...]) -> None:
         """Count one update of a key and apply it."""
         self._update_count(index)
-        lr, _ = self._rates(index)
-        params = (lr, 0.0, self.rescale_grad, self._clip(), self.epsilon)
+        lr, _ = self._key_rates(index)
+        params = (lr, 0.0, self.rescale_grad, self._clip_bound(), self.epsilon)
         (history,) = states
         if isinstance(grad, np.ndarray):
             kernels.cpu.group_adagrad(params, grad, weight, history)
         else:
             kernels.cpu.group_adagrad(params, grad.data, weight, history, grad.indices)
 
-    def _wide(self, grad: Any) -> Any:
+    def _wide_gradient(self, grad: Any) -> Any:
         if isinstance(grad, np.ndarray):
-            return super()._wide(grad)
+            return super()._wide_gradient(grad)
         data = np.ascontiguousarray(grad.data)
-        return RowSparseArray(widened(data) if is_half(data.dtype) else data, grad.indices, grad.shape)
+        return RowSparseArray(widened_copy(data) if is_half(data.dtype) else data, grad.indices, grad.shape)

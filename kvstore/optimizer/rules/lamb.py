@@ -52,27 +52,36 @@ class LAMB(TwoMoments, WholeTensorOptimizer):
         """Count one update of a key and apply it."""
         cpu = kernels.cpu
         m, v = states
-        params = self._parameters(index, weight, self._update_count(index))
+        params = self._step_parameters(index, weight, self._update_count(index))
         cpu.update([(cpu.rule_id("lamb_moments"), params, [grad], weight, None, states, [])])
-        rate = params[0] * self._ratio(*cpu.lamb_norms(weight, m, v, params))
+        rate = params[0] * self._trust_ratio(*cpu.lamb_norms(weight, m, v, params))
         cpu.update([(cpu.rule_id("lamb_apply"), (rate, *params[1:]), [], weight, None, states, [])])
 
-    def _parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
-        lr, wd = self._rates(index)
-        corrections = self._corrections(weight, t) if self.bias_correction else (1.0, 1.0)
-        return (lr, wd, self.rescale_grad, self._clip(), self.beta1, self.beta2, self.epsilon, *corrections)
+    def _step_parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
+        lr, wd = self._key_rates(index)
+        corrections = self._bias_corrections(weight, t) if self.bias_correction else (1.0, 1.0)
+        return (
+            lr,
+            wd,
+            self.rescale_grad,
+            self._clip_bound(),
+            self.beta1,
+            self.beta2,
+            self.epsilon,
+            *corrections,
+        )
 
-    def _ratio(self, weight_squares: float, step_squares: float) -> float:
+    def _trust_ratio(self, weight_squares: float, step_squares: float) -> float:
         """Return the trust ratio of the two sums of squares."""
         norm, step = math.sqrt(weight_squares), math.sqrt(step_squares)
         if self.lower_bound:
             norm = max(norm, self.lower_bound)
         if self.upper_bound:
             norm = min(norm, self.upper_bound)
-        return trust(norm, step)
+        return trust_ratio(norm, step)
 
 
-def trust(numerator: float, denominator: float) -> float:
+def trust_ratio(numerator: float, denominator: float) -> float:
     """Return the quotient, or 1 if it is 0, infinite or NaN."""
     if denominator == 0 or not 0 < numerator / denominator < math.inf:
         return 1.0

@@ -55,18 +55,18 @@ class LARS(WholeTensorOptimizer):
     def step(self, index: Index, weight: Array, grad: Array, states: tuple[Array, ...]) -> None:
         """Count one update of a key and apply it."""
         self._update_count(index)
-        lr, wd = self._rates(index)
+        lr, wd = self._key_rates(index)
         params = (
-            lr * self._trust(index, weight, grad, wd),
+            lr * self._rate_factor(index, weight, grad, wd),
             wd,
             self.rescale_grad,
-            self._clip(),
+            self._clip_bound(),
             self.momentum,
         )
         rule = kernels.cpu.rule_id("sgd_momentum" if states else "sgd")
         kernels.cpu.update([(rule, params, [grad], weight, None, states, [])])
 
-    def _trust(self, index: Index, weight: Array, grad: Array, wd: float) -> float:
+    def _rate_factor(self, index: Index, weight: Array, grad: Array, wd: float) -> float:
         """Return the factor of the rate for one tensor."""
         if self.idx2name.get(index, str(index)).endswith(("gamma", "beta", "bias")):
             return 1.0

@@ -47,14 +47,26 @@ class Nadam(TwoMoments, ElementwiseOptimizer):
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of update number `t`."""
-        now, following, product = self._mu(t), self._mu(t + 1), self._product(index, t)
+        now, following, product = (
+            self._momentum_at(t),
+            self._momentum_at(t + 1),
+            self._momentum_product(index, t),
+        )
         corrections = (1.0 - product, 1.0 - product * following, 1.0 - self.beta2**t)
-        return (*self._common(index), self.beta1, self.beta2, self.epsilon, now, following, *corrections)
+        return (
+            *self._common_parameters(index),
+            self.beta1,
+            self.beta2,
+            self.epsilon,
+            now,
+            following,
+            *corrections,
+        )
 
-    def _mu(self, t: int) -> float:
+    def _momentum_at(self, t: int) -> float:
         return self.beta1 * (1.0 - 0.5 * math.pow(0.96, t * self.schedule_decay))
 
-    def _product(self, index: Index, t: int) -> float:
+    def _momentum_product(self, index: Index, t: int) -> float:
         """Return ``P(t)``, always by the same multiplications, so that a resumed run has the same bits."""
         done, product = self._products.get(index, (0, 1.0))
         if done > t:  # counts were restored
@@ -62,6 +74,6 @@ class Nadam(TwoMoments, ElementwiseOptimizer):
         for step in range(done + 1, t + 1):
             if product == 0.0:
                 break
-            product *= self._mu(step)
+            product *= self._momentum_at(step)
         self._products[index] = (t, product)
         return product

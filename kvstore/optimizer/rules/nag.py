@@ -43,7 +43,7 @@ class NAG(ElementwiseOptimizer):
         **common: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, multi_precision=multi_precision, **common)
-        self._keep(momentum=momentum)
+        self._store_settings(momentum=momentum)
 
     def rule(self) -> str:
         """Return the name of the compiled rule."""
@@ -51,4 +51,4 @@ class NAG(ElementwiseOptimizer):
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of one update."""
-        return (*self._common(index), self.momentum)
+        return (*self._common_parameters(index), self.momentum)

@@ -55,4 +55,8 @@ class RMSProp(ElementwiseOptimizer):
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of one update."""
         own = (self.rho, self.epsilon, self.clip_weights or math.inf)
-        return (*self._common(index), *own, self.momentum) if self.centered else (*self._common(index), *own)
+        return (
+            (*self._common_parameters(index), *own, self.momentum)
+            if self.centered
+            else (*self._common_parameters(index), *own)
+        )

@@ -48,7 +48,7 @@ class SGD(ElementwiseOptimizer):
         **common: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, multi_precision=multi_precision, **common)
-        self._keep(momentum=momentum, lazy_update=lazy_update)
+        self._store_settings(momentum=momentum, lazy_update=lazy_update)
 
     def sparse_mode(self, weight_is_sparse: bool) -> str:
         """Return "rows" if lazy, or if rows without a gradient do not change."""
@@ -60,5 +60,5 @@ class SGD(ElementwiseOptimizer):
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of one update."""
-        lr, wd = self._rates(index)
+        lr, wd = self._key_rates(index)
         return (lr, wd, self.rescale_grad, self.clip_gradient or math.inf, self.momentum)

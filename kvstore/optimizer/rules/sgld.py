@@ -12,7 +12,7 @@ from ..optimizer import Array, Index
 from ..registry import register
 
 
-def _seed(name: str, value: Any) -> int:
+def _checked_seed(name: str, value: Any) -> int:
     if count(name, value) >= 2**32:
         raise ConfigError(f"{name} must be below 2**32, got {value!r}")
     return int(value)
@@ -42,11 +42,11 @@ class SGLD(ElementwiseOptimizer):
 
     default_learning_rate = 0.1
     rule_name = "sgld"
-    seed: int = setting(_seed, default=0)
+    seed: int = setting(_checked_seed, default=0)
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of update number `t`."""
-        rate, *rest = self._common(index)
+        rate, *rest = self._common_parameters(index)
         if rate < 0:
             raise ConfigError(f"SGLD needs a learning rate of zero or more, key {index!r} has {rate}")
         return (rate, *rest, self.seed, zlib.crc32(str(index).encode()), t)

@@ -42,7 +42,7 @@ class Signum(ElementwiseOptimizer):
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of one update."""
-        lr, wd, rescale, clip = self._common(index)
+        lr, wd, rescale, clip = self._common_parameters(index)
         if not self.momentum:
             return (lr, wd + self.wd_lh, rescale, clip)
         return (lr, wd, rescale, clip, self.momentum, self.wd_lh)

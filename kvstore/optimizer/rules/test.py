@@ -24,4 +24,4 @@ class Test(ElementwiseOptimizer):
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of one update."""
-        return self._common(index)
+        return self._common_parameters(index)

@@ -25,9 +25,9 @@ from ...kernels import cpu
 from ...observe.counters import FRAME, MOVING, SUMMING
 from ...observe.events import NO_SLICE
 from ...optimizer import Optimizer
-from ...settings.launchers import detect
+from ...settings.launchers import detect_placement
 from ...settings.options import StoreConfig
-from ..entry import Array, Entry
+from ..entry import Array, StoredKey
 from ..local.backend import LocalBackend
 from .engine import Collective, Finish, Item
 
@@ -99,31 +99,31 @@ class AllReduceBackend(LocalBackend):
     def start_push(self, groups: list[Group], priority: int = 0) -> Finish:
         """Start the sums; return a callable that waits for them and stores them."""
         self._check_process()
-        sums = self._sums(groups)
+        sums = self._sum_local(groups)
         if self._is_guest:
             self._compare_new_keys([entry for entry, _ in sums])
         begin = self._counters.begin()
-        finish = self.engine.allreduce([(self._name(entry), total) for entry, total in sums], priority)
+        finish = self.engine.allreduce([(self._engine_name(entry), total) for entry, total in sums], priority)
         self._counters.end(self._beginning, begin)
         return partial(self._finish_push, finish, sums)
 
-    def _finish_push(self, finish: Finish, sums: list[tuple[Entry, Array]]) -> None:
+    def _finish_push(self, finish: Finish, sums: list[tuple[StoredKey, Array]]) -> None:
         """Store the sums.
 
         Those of a failed operation are dropped, because the engine may still write to them.
         """
-        self._wait(finish, sums[0][0].slice.number if len(sums) == 1 else NO_SLICE)
+        self._wait_for_engine(finish, sums[0][0].slice.number if len(sums) == 1 else NO_SLICE)
         nbytes = sum(entry.slice.nbytes for entry, _ in sums)
         begin = self._counters.begin() if sums else 0
         for entry, total in sums:
             if total.dtype == entry.dtype:
-                entry.give(_SUM, entry.value)  # views of it are valid until the next push
+                entry.return_scratch(_SUM, entry.value)  # views of it are valid until the next push
                 entry.value = total
             else:
                 np.copyto(entry.value, total, casting="unsafe")
         self._counters.passed(MOVING, begin, FRAME, nbytes, nbytes, len(sums))
 
-    def _wait(self, finish: Callable[[], object], slice: int = NO_SLICE) -> None:
+    def _wait_for_engine(self, finish: Callable[[], object], slice: int = NO_SLICE) -> None:
         """Wait for the engine, which does not report the missing workers."""
         begin = self._counters.begin()
         self._counters.wait_for(begin, slice)
@@ -168,10 +168,10 @@ class AllReduceBackend(LocalBackend):
         LocalBackend.init(guest, first)
         return guest
 
-    def _compare_new_keys(self, entries: list[Entry]) -> None:
+    def _compare_new_keys(self, entries: list[StoredKey]) -> None:
         """Compare the keys of all workers before a sum, if no `init` has compared them."""
 
-    def _name(self, entry: Entry) -> str:
+    def _engine_name(self, entry: StoredKey) -> str:
         """Return an entry's name for the engine.
 
         The name of a key that is summed without init contains its shape and type, which must be the same in
@@ -179,7 +179,7 @@ class AllReduceBackend(LocalBackend):
         """
         if self._is_guest:
             return f"{_GUEST}{entry.key!r} {entry.shape} {entry.dtype.name}"
-        return _name(entry.key)
+        return _key_name(entry.key)
 
     def side(self) -> AllReduceBackend:
         """Return the same store with other keys."""
@@ -192,12 +192,12 @@ class AllReduceBackend(LocalBackend):
     def _own_first_value(self, key: Key, values: list[Any]) -> Array:
         value = self._first_value(key, values)
         if isinstance(value, RowSparseArray):
-            raise self._refused(f"row-sparse arrays (key {key!r})")
+            raise self._capability_error(f"row-sparse arrays (key {key!r})")
         self._check_type(key, value.dtype)
         return value
 
     def _check_type(self, key: Key, dtype: np.dtype[Any]) -> None:
-        if self._wide(dtype).name not in self.engine.dtypes:
+        if self._sum_dtype(dtype).name not in self.engine.dtypes:
             known = ", ".join(sorted(self.engine.dtypes))
             raise DTypeError(f"{self.engine.name} does not sum {dtype} (key {key!r}); it sums {known}")
 
@@ -210,15 +210,17 @@ class AllReduceBackend(LocalBackend):
         if not pairs:
             return []
         self._check_process()
-        meaning = self._meaning(pairs)
+        meaning = self._calls_text(pairs)
         if not self.engine.compares:
             self._compare_keys(pairs, meaning)
         copies = [(key, value.copy()) for key, value in pairs]
-        items = [(_name(key), value.reshape(-1).view(np.uint8)) for key, value in copies if value.size]
-        self._wait(partial(self.engine.broadcast, sorted(items, key=lambda item: item[0]), meaning))
+        items = [(_key_name(key), value.reshape(-1).view(np.uint8)) for key, value in copies if value.size]
+        self._wait_for_engine(
+            partial(self.engine.broadcast, sorted(items, key=lambda item: item[0]), meaning)
+        )
         return copies
 
-    def _meaning(self, pairs: Sequence[tuple[Key | str, Any]]) -> str:
+    def _calls_text(self, pairs: Sequence[tuple[Key | str, Any]]) -> str:
         """Return a text that is equal in all workers if they initialise or overwrite the same keys."""
         in_order = sorted(pairs, key=lambda pair: str(pair[0]))
         meant = [f"{key!r} {value.shape} {value.dtype.name}" for key, value in in_order]
@@ -239,7 +241,7 @@ class AllReduceBackend(LocalBackend):
                 "first pushpull of a key without an init"
             )
 
-    def _wide(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    def _sum_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """Return the element type in which sums over workers are computed.
 
         16-bit floats are rounded once, at the end. Integers wrap around in any wider type as in their own.
@@ -249,28 +251,28 @@ class AllReduceBackend(LocalBackend):
         narrow = dtype.itemsize == 1 and dtype.kind in "iu" and dtype.name not in self.engine.dtypes
         return np.dtype(np.int32) if narrow else dtype
 
-    def _sums(self, groups: list[Group]) -> list[tuple[Entry, Array]]:
+    def _sum_local(self, groups: list[Group]) -> list[tuple[StoredKey, Array]]:
         """Sum the values of this worker into memory of the store, in the type of the engine's sum."""
-        dense, sparse = self._sources(groups)
+        dense, sparse = self._check_sources(groups)
         if sparse:
-            raise self._refused(f"row-sparse arrays (key {sparse[0][0].key!r})")
-        totals = [(entry, entry.take(_SUM)) for entry, _ in dense]
+            raise self._capability_error(f"row-sparse arrays (key {sparse[0][0].key!r})")
+        totals = [(entry, entry.scratch_memory(_SUM)) for entry, _ in dense]
         begin = self._counters.begin() if dense else 0
         cpu.reduce([(srcs, total, []) for (_, srcs), (_, total) in zip(dense, totals, strict=True)])
-        widened = [(entry, self._widened(entry, total)) for entry, total in totals]
+        widened = [(entry, self._widen_total(entry, total)) for entry, total in totals]
         self._counters.end(SUMMING if any(len(srcs) > 1 for _, srcs in dense) else MOVING, begin)
         return widened
 
-    def _widened(self, entry: Entry, total: Array) -> Array:
-        wide = self._wide(total.dtype)
+    def _widen_total(self, entry: StoredKey, total: Array) -> Array:
+        wide = self._sum_dtype(total.dtype)
         if wide == total.dtype:
             return total
-        entry.give(_SUM, total)
+        entry.return_scratch(_SUM, total)
         return total.astype(wide)
 
     # ------------------------------------------------------------------------------------ unsupported
 
-    def _refused(self, what: str) -> CapabilityError:
+    def _capability_error(self, what: str) -> CapabilityError:
         return CapabilityError(
             f"store {self.engine.name!r} sums dense arrays and does nothing else: no {what}; use 'shared' or "
             "'dist_sync' for that"
@@ -279,26 +281,26 @@ class AllReduceBackend(LocalBackend):
     def set_updater(self, updater: Any) -> None:
         """Raise CapabilityError, unless the updater is None."""
         if updater is not None:
-            raise self._refused("updaters")
+            raise self._capability_error("updaters")
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Raise CapabilityError."""
-        raise self._refused("optimizers; update the weights after pushpull")
+        raise self._capability_error("optimizers; update the weights after pushpull")
 
     def _runs_no_optimizer(self, *_: Any, **__: Any) -> None:
         """Raise CapabilityError."""
-        raise self._refused("optimizers")
+        raise self._capability_error("optimizers")
 
     configure = save_states = load_states = _runs_no_optimizer
     gather_states = adopt_states = follow_states = _runs_no_optimizer  # type: ignore[assignment]
 
     def set_compression(self, codec: Codec) -> None:
         """Raise CapabilityError."""
-        raise self._refused("gradient compression")
+        raise self._capability_error("gradient compression")
 
     def join(self) -> None:
         """Raise CapabilityError, because the other workers would wait."""
-        raise self._refused("rounds without a worker (join)")
+        raise self._capability_error("rounds without a worker (join)")
 
     # ------------------------------------------------------------------------------------------- other
     # methods
@@ -311,7 +313,7 @@ class AllReduceBackend(LocalBackend):
     def barrier(self) -> None:
         """Wait for all workers."""
         self._check_process()
-        self._wait(self.engine.barrier)
+        self._wait_for_engine(self.engine.barrier)
 
     def abandon(self) -> None:
         """Notify the other workers that this worker has failed, if the engine can; not in a fork."""
@@ -325,7 +327,7 @@ class AllReduceBackend(LocalBackend):
             self.engine.close()
 
 
-def _name(key: Key) -> str:
+def _key_name(key: Key) -> str:
     """Return a key's name for engines; keys that are summed without init have other names."""
     name = str(key)
     return _GUEST + name if name.startswith(_GUEST) else name
@@ -336,7 +338,7 @@ def check_launched(engine: str, size: int, command: str, remark: str = "") -> No
 
     `command` is a command line that starts ``{n}`` processes.
     """
-    place = detect()
+    place = detect_placement()
     if size == 1 and place.size > 1:
         raise ConfigError(
             f"{place.launcher} has started {place.size} processes, and {engine} knows of this one only: "

@@ -17,11 +17,11 @@ Finish = Callable[[], None]
 Item = tuple[str, npt.NDArray[Any]]
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """Do nothing: a `Finish` of a complete operation."""
 
 
-def plain(name: str) -> str:
+def ascii_name(name: str) -> str:
     """Return a unique ASCII form of a name: engines can reject lone surrogates, or stop at a NUL."""
     return name.encode("unicode_escape").decode("ascii")
 

@@ -20,7 +20,7 @@ from ...errors import ConfigError, KVStoreError, MissingBackendError, PeerLostEr
 from ...optimizer import Optimizer
 from ...settings.options import StoreConfig
 from .backend import AllReduceBackend, check_launched, operation_name
-from .engine import Finish, Item, plain
+from .engine import Finish, Item, ascii_name
 from .polling import PolledEngine, PolledOperation
 
 log = logging.getLogger("kvstore.horovod")
@@ -36,31 +36,31 @@ _numbers: dict[str, Iterator[int]] = {}
 class HorovodBackend(AllReduceBackend):
     """See `kvstore.stores.protocol.Backend`. Methods for optimizers do nothing, as in MXNet."""
 
-    engine: Horovod
+    engine: HorovodEngine
 
     def __init__(self, config: StoreConfig) -> None:
-        super().__init__(config, Horovod(config.timeout, config.group))
+        super().__init__(config, HorovodEngine(config.timeout, config.group))
         self._ignored: set[str] = set()
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Do nothing."""
-        self._ignore("set_optimizer")
+        self._log_ignored("set_optimizer")
 
     def save_states(self, path: str, dump_optimizer: bool) -> None:
         """Do nothing."""
-        self._ignore("save_optimizer_states")
+        self._log_ignored("save_optimizer_states")
 
     def load_states(self, path: str) -> None:
         """Do nothing."""
-        self._ignore("load_optimizer_states")
+        self._log_ignored("load_optimizer_states")
 
-    def _ignore(self, verb: str) -> None:
+    def _log_ignored(self, verb: str) -> None:
         if verb not in self._ignored:
             self._ignored.add(verb)
             log.warning("%s does nothing with horovod, as in MXNet: update the weights after pushpull", verb)
 
 
-class Horovod(PolledEngine):
+class HorovodEngine(PolledEngine):
     """See `kvstore.stores.collectives.engine.Collective`.
 
     Raises
@@ -79,16 +79,16 @@ class Horovod(PolledEngine):
 
     def __init__(self, timeout: float, group: str) -> None:
         super().__init__(timeout, log)
-        self._hvd, self._tensor = _imported()
+        self._hvd, self._tensor = _import_horovod()
         self._turns: dict[str, Iterator[int]] = {}
         self._last: dict[str, PolledOperation] = {}  # by full name
-        self._initialise()
+        self._start_horovod()
         self.rank, self.size = int(self._hvd.rank()), int(self._hvd.size())
         self.local_rank = int(self._hvd.local_rank())
         check_launched(self.name, self.size, "horovodrun -np {n}")
-        self._prefix = f"kvstore.{plain(group)}.{next(_numbers.setdefault(group, itertools.count()))}"
+        self._prefix = f"kvstore.{ascii_name(group)}.{next(_numbers.setdefault(group, itertools.count()))}"
 
-    def _initialise(self) -> None:
+    def _start_horovod(self) -> None:
         """Start Horovod, once in a process; the first store does so."""
         if self._hvd.is_initialized():
             return
@@ -103,12 +103,12 @@ class Horovod(PolledEngine):
         """Overwrite the items with those of rank 0."""
         operation = PolledOperation(operation_name("init, broadcast or load", items))
         for name, array in items:
-            self._start(
+            self._start_operation(
                 operation,
-                f"first.{plain(name)}",
+                f"first.{ascii_name(name)}",
                 partial(self._hvd.broadcast_async_, self._tensor(array.reshape(-1)), 0),
             )
-        self._finish(operation)
+        self._finish_operation(operation)
 
     def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
         """Start a sum; horovod.torch has no `priority`."""
@@ -118,10 +118,10 @@ class Horovod(PolledEngine):
             if array.size:
                 by_type.setdefault(array.dtype, []).append((name, array.reshape(-1)))
         for some in by_type.values():
-            self._start(operation, *self._sum(some))
-        return partial(self._finish, operation)
+            self._start_operation(operation, *self._sum_operation(some))
+        return partial(self._finish_operation, operation)
 
-    def _sum(self, items: list[Item]) -> tuple[str, Callable[..., Any]]:
+    def _sum_operation(self, items: list[Item]) -> tuple[str, Callable[..., Any]]:
         """Return the name of a sum over arrays of one type, and the function that starts it.
 
         If several arrays are summed in one call, Horovod reports the error of the last one only. The name
@@ -131,8 +131,8 @@ class Horovod(PolledEngine):
         if len(items) == 1:
             name, array = items[0]
             begin = partial(self._hvd.allreduce_async_, self._tensor(array), op=self._hvd.Sum)
-            return f"key.{plain(name)}", begin
-        text = "\0".join(f"{plain(name)} {array.size} {array.dtype}" for name, array in items)
+            return f"key.{ascii_name(name)}", begin
+        text = "\0".join(f"{ascii_name(name)} {array.size} {array.dtype}" for name, array in items)
         tensors = [self._tensor(array) for _, array in items]
         begin = partial(self._hvd.grouped_allreduce_async_, tensors, op=self._hvd.Sum)
         return f"keys.{hashlib.sha256(text.encode()).hexdigest()[:16]}", begin
@@ -141,8 +141,10 @@ class Horovod(PolledEngine):
         """Wait until all processes have called `barrier`."""
         operation = PolledOperation("a barrier")
         tensor = self._tensor(np.zeros(1, np.int32))
-        self._start(operation, "barrier", partial(self._hvd.allreduce_async_, tensor, op=self._hvd.Sum))
-        self._finish(operation)
+        self._start_operation(
+            operation, "barrier", partial(self._hvd.allreduce_async_, tensor, op=self._hvd.Sum)
+        )
+        self._finish_operation(operation)
 
     def versions(self) -> dict[str, str]:
         """Return the versions of Horovod, of the PyTorch that it was built for, and of its transport here."""
@@ -161,13 +163,13 @@ class Horovod(PolledEngine):
 
     # ------------------------------------------------------------------------------------------ waiting
 
-    def _start(self, operation: PolledOperation, base: str, begin: Callable[..., Any]) -> None:
+    def _start_operation(self, operation: PolledOperation, base: str, begin: Callable[..., Any]) -> None:
         """Start an operation, under the next of its names, once that name is not in use."""
         turn = next(self._turns.setdefault(base, itertools.count())) % _TURNS
         name = f"{self._prefix}.{base}.{turn}"
         if (earlier := self._last.get(name)) is not None:
             self._until_complete(earlier)
-        self._check()
+        self._check_open()
         try:
             operation.left.append(begin(name=name))
         except self._hvd.HorovodInternalError as error:
@@ -197,7 +199,7 @@ class Horovod(PolledEngine):
         return PeerLostError(f"worker {self.rank}: {self._broken}")
 
 
-def _imported() -> tuple[Any, Callable[[Any], Any]]:
+def _import_horovod() -> tuple[Any, Callable[[Any], Any]]:
     """Import `horovod.torch`, and the function that makes a tensor of an array without a copy."""
     try:
         import horovod.torch as hvd

@@ -54,11 +54,11 @@ class PolledEngine:
         """Receive a result, or keep its error."""
         raise NotImplementedError
 
-    def _check(self) -> None:
+    def _check_open(self) -> None:
         if self._broken is not None:
             raise KVStoreError(f"worker {self.rank}: {self._broken}; start the job again")
 
-    def _finish(self, operation: PolledOperation) -> None:
+    def _finish_operation(self, operation: PolledOperation) -> None:
         self._until_complete(operation)
         if operation.error is not None:
             raise operation.error
@@ -67,16 +67,16 @@ class PolledEngine:
         clock = WaitClock(self._timeout)
         while True:
             waited = clock.read()
-            if self._complete(operation):
+            if self._receive_complete(operation):
                 return
-            if clock.over:
+            if clock.is_over:
                 self._give_up(operation, waited)
-            if clock.tells():
+            if clock.notice_due():
                 text = "worker %d has waited %.0f s for %s; all workers must call it"
                 self._log.warning(text, self.rank, waited, operation.what)
             time.sleep(_NAP)
 
-    def _complete(self, operation: PolledOperation) -> bool:
+    def _receive_complete(self, operation: PolledOperation) -> bool:
         """Receive the complete results, and return whether these are all."""
         with self._lock:
             while operation.left and self._is_done(operation.left[-1]):

@@ -19,15 +19,15 @@ from ...devices.arrays import DeviceView
 from ...errors import CapabilityError, KVStoreError
 from ...optimizer import Updater
 from ...settings.options import StoreConfig
-from ..entry import Array, Entry
+from ..entry import Array, StoredKey
 from ..local.bound import BoundCall, GeneralCall
 from ..update import UserUpdater
-from .arguments import Item, Streams
+from .arguments import CallerStreams, KeyItem
 from .host_and_gpu import HostAndGpuBackend
 from .keys import DeviceKey
 
 if TYPE_CHECKING:
-    from ...optimizer.states import Content
+    from ...optimizer.states import StatesContent
 
 #: A key's part of a call: its number, by which calls of the user's code are ordered, and a function.
 Part = tuple[int, Callable[[], None]]
@@ -56,7 +56,7 @@ class DeviceBackend(HostAndGpuBackend):
         for key, values in (new[i] for i in on_gpu):
             self._check_new(key, values)
         host = {
-            key: Entry(key, first + i, self._first_value(key, values))
+            key: StoredKey(key, first + i, self._first_value(key, values))
             for i, (key, values) in enumerate(new)
             if i not in on_gpu
         }
@@ -67,9 +67,9 @@ class DeviceBackend(HostAndGpuBackend):
         self._order.update(dict.fromkeys(key for key, _ in new))
 
     def _init_on_gpus(self, new: list[tuple[int, Key, list[Any]]]) -> None:
-        gpus = self._use_gpus()
-        streams = Streams(values[0] for _, _, values in new)
-        seen = [(key, number, gpus.value(key, values[0], streams)) for number, key, values in new]
+        gpus = self._gpu_executor()
+        streams = CallerStreams(values[0] for _, _, values in new)
+        seen = [(key, number, gpus.checked_value(key, values[0], streams)) for number, key, values in new]
         try:
             for key, number, value in seen:
                 gpus.add(key, key if isinstance(key, int) else number, value, streams)
@@ -88,12 +88,12 @@ class DeviceBackend(HostAndGpuBackend):
     def discard(self, keys: list[Key]) -> None:
         """Undo the init of keys."""
         if any(key in self._on_gpu for key in keys):
-            self._gpus.changed()
+            self._gpus.forget_launches()
         super().discard(keys)
 
     def push(self, groups: list[Group]) -> None:
         """Sum, then update or replace."""
-        if self._on_gpu and self._again(groups, {}):
+        if self._on_gpu and self._push_again(groups, {}):
             return
         if self._on_host(groups):
             super().push(groups)
@@ -102,7 +102,7 @@ class DeviceBackend(HostAndGpuBackend):
 
     def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
         """Push, and write the result to the outs in the same launch, or while it is in the cache."""
-        if self._on_gpu and self._again(groups, dict(groups if outs is None else outs)):
+        if self._on_gpu and self._push_again(groups, dict(groups if outs is None else outs)):
             return
         if self._on_host(groups, outs or ()):
             super().pushpull(groups, outs)
@@ -114,8 +114,8 @@ class DeviceBackend(HostAndGpuBackend):
         if self._on_host(groups):
             super().pull(groups, ignore_sparse)
             return
-        gpus = self._use_gpus()
-        streams = Streams(out for _, outs in groups for out in outs)
+        gpus = self._gpu_executor()
+        streams = CallerStreams(out for _, outs in groups for out in outs)
         host, sent = self._from_host(groups, streams)
         mine = [(key, outs) for key, outs in groups if key in self._on_gpu]
         items = gpus.items(
@@ -125,17 +125,17 @@ class DeviceBackend(HostAndGpuBackend):
             self._on_gpu.__getitem__,
         )
         super().pull(host, ignore_sparse)
-        self._send(sent, streams)
+        self._send_values(sent, streams)
         gpus.pull(items, streams)
 
     def quick_pushpull(self, key: Any, value: Any, out: Any) -> bool | Callable[[], None]:
         """Push and pull keys of the host with plain arrays, or one key on a GPU with tensors seen before."""
         if type(key) is list or key not in self._on_gpu:
             return super().quick_pushpull(key, value, out)
-        values = _listed(value)
-        return self._again([(key, values)], {key: values if out is None else _listed(out)})
+        values = _value_list(value)
+        return self._push_again([(key, values)], {key: values if out is None else _value_list(out)})
 
-    def _again(self, groups: list[Group], outs: dict[Key, list[Any]]) -> bool:
+    def _push_again(self, groups: list[Group], outs: dict[Key, list[Any]]) -> bool:
         """Push PyTorch tensors to keys on a GPU that had such tensors before; False: nothing has happened."""
         return self._push_tensors(self._gpus, groups, outs)
 
@@ -144,12 +144,12 @@ class DeviceBackend(HostAndGpuBackend):
         targets: dict[Key, list[Any]] = dict(groups if outs is None else outs)
         if self._on_host(groups, targets.items()):
             return super().bind(groups, outs)
-        gpus = self._use_gpus()
+        gpus = self._gpu_executor()
         goes = [self._goes_to_gpu(key, values) for key, values in groups]
         if not all(goes) or set(targets) != {key for key, _ in groups}:
             return GeneralCall(self, groups, outs)
-        streams = Streams([a for _, own in (*groups, *targets.items()) for a in own])
-        items = self._items(groups, targets, streams)
+        streams = CallerStreams([a for _, own in (*groups, *targets.items()) for a in own])
+        items = self._gpu_items(groups, targets, streams)
         if not all(key in self._on_gpu for key in targets):
             return MovingCall(self, groups, outs)
         values = dict(groups)
@@ -162,9 +162,9 @@ class DeviceBackend(HostAndGpuBackend):
         found = [a for group in groups for _, values in group for a in values if isinstance(values, list)]
         if not arrays.any_on_device(found):
             return arguments
-        streams = Streams(found)
+        streams = CallerStreams(found)
         return tuple(
-            [(key, [_captured(value, streams) for value in values]) for key, values in argument]
+            [(key, [_captured_view(value, streams) for value in values]) for key, values in argument]
             if isinstance(argument, list)
             else argument
             for argument in arguments
@@ -182,38 +182,43 @@ class DeviceBackend(HostAndGpuBackend):
 
     def _push_both(self, groups: list[Group], outs: dict[Key, list[Any]]) -> None:
         """Check everything, then push to the host's keys and to those on GPUs."""
-        streams = Streams([a for _, own in (*groups, *outs.items()) for a in own])
+        streams = CallerStreams([a for _, own in (*groups, *outs.items()) for a in own])
         mine = [(key, values) for key, values in groups if self._goes_to_gpu(key, values)]
         names = {key for key, _ in mine}
         host = [(key, values) for key, values in groups if key not in names]
-        items = self._items(mine, outs, streams)
+        items = self._gpu_items(mine, outs, streams)
         rest = [(key, own) for key, own in outs.items() if key not in names and key not in self._on_gpu]
         host_outs, sent = self._from_host(rest, streams)
-        self._sources(host)
-        items = [self._moved(item, streams) for item in items]
+        self._check_sources(host)
+        items = [self._move_to_gpu(item, streams) for item in items]
         if self._gpus.apply.by_key:
             self._push_by_key(host, dict(host_outs), items, streams)
         else:
             self._push_host(host, host_outs)
             self._gpus.push(items, streams)
-        self._send(sent, streams)
+        self._send_values(sent, streams)
 
-    def _items(self, mine: list[Group], outs: dict[Key, list[Any]], streams: Streams) -> list[Item]:
+    def _gpu_items(
+        self, mine: list[Group], outs: dict[Key, list[Any]], streams: CallerStreams
+    ) -> list[KeyItem]:
         """Check the keys that are pushed to on GPUs, or only pulled from there."""
         pushed = {key for key, _ in mine}
         only: list[Group] = [(key, []) for key in outs if key in self._on_gpu and key not in pushed]
         dense = {key: self._dense_outs(key, own, True) for key, own in outs.items()}
-        items: list[Item] = self._use_gpus().items(
-            [*mine, *only], dense, streams, lambda key: self._on_gpu.get(key) or self._entry(key)
+        items: list[KeyItem] = self._gpu_executor().items(
+            [*mine, *only], dense, streams, lambda key: self._on_gpu.get(key) or self._key_entry(key)
         )
         return items
 
     def _push_by_key(
-        self, host: list[Group], outs: dict[Key, list[Any]], items: list[Item], streams: Streams
+        self, host: list[Group], outs: dict[Key, list[Any]], items: list[KeyItem], streams: CallerStreams
     ) -> None:
         """Call the user's code for the keys in their order, on both devices."""
         parts: list[Part] = [
-            (self._entry(key).number, partial(self._push_host, [(key, values)], [(key, outs.pop(key, []))]))
+            (
+                self._key_entry(key).number,
+                partial(self._push_host, [(key, values)], [(key, outs.pop(key, []))]),
+            )
             for key, values in host
         ]
         parts += [(item.entry.number, partial(self._gpus.push, [item], streams)) for item in items]
@@ -232,24 +237,26 @@ class DeviceBackend(HostAndGpuBackend):
         comes = self._comes_from_gpu(key, values)
         if key in self._on_gpu:
             return True
-        entry = self._entry(key)
+        entry = self._key_entry(key)
         if comes and entry.table is not None:
             raise CapabilityError(f"key {key!r} is row-sparse and stays on the host; push host arrays to it")
         return comes
 
-    def _moved(self, item: Item, streams: Streams) -> Item:
+    def _move_to_gpu(self, item: KeyItem, streams: CallerStreams) -> KeyItem:
         """Move a key of the host to the GPU of its first value."""
         entry: Any = item.entry
-        if not isinstance(entry, Entry):
+        if not isinstance(entry, StoredKey):
             return item
         (first,) = (value for value in item.values[:1] if isinstance(value, DeviceView))
         gpus = self._gpus
-        adopted = gpus.adopt(entry.key, entry.number, entry.value, first.device, streams.of(first.device))
+        adopted = gpus.add_moved(
+            entry.key, entry.number, entry.value, first.device, streams.stream_of(first.device)
+        )
         del self._entries[entry.key]
         self._lists.clear()
         return item._replace(entry=adopted)
 
-    def _use_gpus(self) -> Any:
+    def _gpu_executor(self) -> Any:
         """Return the executor for GPUs; the first call imports CUDA."""
         if self._gpus is None:
             from .bound import push_tensors
@@ -276,7 +283,7 @@ class DeviceBackend(HostAndGpuBackend):
         if self._gpus is not None:
             for entry in self._on_gpu.values():
                 entry.state = entry.owner = None
-            self._gpus.use(self._apply_on_gpus())
+            self._gpus.set_update(self._apply_on_gpus())
 
     def set_compression(self, codec: Codec) -> None:
         """Compress each value of a push, with a residual for each position in the list."""
@@ -288,7 +295,7 @@ class DeviceBackend(HostAndGpuBackend):
             for entry in self._on_gpu.values():
                 entry.residuals.clear()
         if self._gpus is not None:
-            self._gpus.use(self._apply_on_gpus())
+            self._gpus.set_update(self._apply_on_gpus())
 
     def _states_elsewhere(self, updater: Updater) -> dict[Key, Any]:
         from .states import to_host
@@ -296,22 +303,22 @@ class DeviceBackend(HostAndGpuBackend):
         on_gpus = {key: to_host(entry) for key, entry in self._on_gpu.items() if entry.owner is updater}
         return {**super()._states_elsewhere(updater), **on_gpus}
 
-    def adopt_states(self, content: Content) -> None:
+    def adopt_states(self, content: StatesContent) -> None:
         """Replace the optimizer's states; those of keys on GPUs are copied there when the keys are pushed."""
         super().adopt_states(content)
         for entry in self._on_gpu.values():
             entry.state = entry.owner = None
         if self._gpus is not None:
-            self._gpus.changed()
+            self._gpus.forget_launches()
 
     # ------------------------------------------------------------------------------------- inspection
 
-    def _copy(self, key: Key) -> DeviceKey:
+    def _gpu_copy(self, key: Key) -> DeviceKey:
         copy: DeviceKey = self._on_gpu[key]
         return copy
 
-    def _places(self, key: Key) -> list[tuple[str, int]]:
-        copy = self._copy(key)
+    def _gpu_places(self, key: Key) -> list[tuple[str, int]]:
+        copy = self._gpu_copy(key)
         return [(f"cuda:{copy.device}", copy.nbytes)]
 
     def close(self) -> None:
@@ -332,23 +339,23 @@ class DeviceBackend(HostAndGpuBackend):
 class MovingCall(GeneralCall):
     """A call with a key that is on the host, and will move."""
 
-    def fits(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Return whether a key is still on the host."""
         return any(key in self._backend._entries for key, _ in self._groups)
 
 
-def _listed(value: Any) -> list[Any]:
+def _value_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _captured(value: Any, streams: Streams) -> Any:
+def _captured_view(value: Any, streams: CallerStreams) -> Any:
     """View an array on a GPU now; its use raises the error if something is wrong with it."""
     try:
         device = arrays.device_of(value)
         if device is None:
             return value
-        stream = streams.of(device)
-        seen = arrays.view(value, "array", stream)
+        stream = streams.stream_of(device)
+        seen = arrays.view_array(value, "array", stream)
         seen.stream = stream
         return seen
     except KVStoreError:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from ...arrays.grouping import Group, Key
 from ...arrays.tensors import whole_address
 from ...devices import arrays, streams
-from ...devices.streams import Stream, StreamCursor
+from ...devices.streams import DeviceStream, StreamCursor
 from ...observe.counters import MEMORY
 from ..local.bound import BoundCall
 from .arguments import leave_at, order_behind
 from .keys import DeviceKey
-from .launches import KeyWork, Launches, are_apart
+from .launches import CallLaunches, KeyWork, are_apart
 
 if TYPE_CHECKING:
     from .executor import GpuExecutor
@@ -33,20 +33,20 @@ class GpuCall(BoundCall):
         self._speaker = arrays.stream_owner(objects)
         self._addresses = arrays.addresses_of(objects)
         gpus.bound.add(self)
-        self._launches: Launches | None = None
+        self._launches: CallLaunches | None = None
         #: End of the stream with the last work on all keys, and `GpuContext.moves` then.
         self._behind: tuple[StreamCursor | None, int] = None, 0
-        self._account = _account(works)
+        self._account = _counter_arguments(works)
 
-    def fits(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Return whether updates and keys are the same."""
         return (self._gpus.version, self._gpus.apply.tag) == self._version
 
     def is_current(self) -> bool:
         """Return whether all arrays have the same addresses."""
-        return self.fits() and arrays.addresses_of(self._objects) == self._addresses
+        return self.is_unchanged() and arrays.addresses_of(self._objects) == self._addresses
 
-    def drop(self) -> None:
+    def release_keys(self) -> None:
         """Release the keys' memory: the store is closed."""
         self._works, self._entries, self._launches, self._behind = [], [], None, (None, 0)
 
@@ -55,26 +55,26 @@ class GpuCall(BoundCall):
         place, counters = self._place, self._gpus.counters
         begin = counters.begin()
         stream = arrays.stream_for(self._speaker, place.device)
-        self._order(stream)
-        self._gpus.apply.run(self._works, stream, lambda: self._launched(stream))
+        self._order_behind(stream)
+        self._gpus.apply.run(self._works, stream, lambda: self._launch_works(stream))
         counters.passed(self._gpus.apply.phase, begin, MEMORY, *self._account)
 
-    def _order(self, stream: Stream) -> None:
+    def _order_behind(self, stream: DeviceStream) -> None:
         """Order the stream behind earlier work on these keys; at once if all of it is on this stream."""
         place = self._place
-        tail = place.tail(stream)
+        tail = place.stream_cursor(stream)
         if self._behind != (tail, place.moves):
             order_behind(self._entries, place, stream)
             leave_at(self._entries, tail)
             self._behind = tail, place.moves
 
-    def _launched(self, stream: Stream) -> Launches:
+    def _launch_works(self, stream: DeviceStream) -> CallLaunches:
         if self._launches is None:
-            self._launches = self._gpus.pushing(self._works, stream)
+            self._launches = self._gpus.push_launches(self._works, stream)
         return self._launches
 
 
-def _account(works: list[KeyWork]) -> tuple[int, ...]:
+def _counter_arguments(works: list[KeyWork]) -> tuple[int, ...]:
     """Return arguments of `Counters.passed`: bytes sent and received, rounds, and a single key's number."""
     sent = sum(work.entry.nbytes * len(work.srcs) for work in works)
     received = sum(work.entry.nbytes * len(work.outs) for work in works)
@@ -87,14 +87,14 @@ def push_tensors(gpus: GpuExecutor, groups: list[Group], outs: dict[Key, list[An
 
     False: nothing has happened, and the general path decides.
     """
-    works = None if gpus.apply.by_key else _works(gpus, groups, outs)
+    works = None if gpus.apply.by_key else _call_works(gpus, groups, outs)
     if not works or not (gpus.is_known(works) or _may_run(gpus, works)):
         return False
     place, begin = works[0].entry.place, gpus.counters.begin()
     stream = streams.of_torch(place.device)
-    tail = place.tail(stream)
+    tail = place.stream_cursor(stream)
     order_behind([work.entry for work in works], place, stream)
-    gpus.apply.run(works, stream, lambda: gpus.pushing(works, stream))
+    gpus.apply.run(works, stream, lambda: gpus.push_launches(works, stream))
     leave_at((work.entry for work in works), tail)
     gpus.counters.end_works(gpus.apply.phase, begin, MEMORY, works)
     return True
@@ -106,7 +106,7 @@ def _may_run(gpus: GpuExecutor, works: list[KeyWork]) -> bool:
     return are_apart(works)
 
 
-def _works(gpus: GpuExecutor, groups: list[Group], outs: dict[Key, list[Any]]) -> list[KeyWork] | None:
+def _call_works(gpus: GpuExecutor, groups: list[Group], outs: dict[Key, list[Any]]) -> list[KeyWork] | None:
     """Return the works with the addresses of all arrays; None if an array does not fit."""
     if outs and outs.keys() != {key for key, _ in groups}:
         return None

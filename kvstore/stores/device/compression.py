@@ -8,12 +8,12 @@ import numpy as np
 
 from ...arrays.grouping import Key
 from ...compression import Codec, Feedback
-from ...devices.memory import Memory
-from ...devices.streams import Stream
+from ...devices.memory import DeviceMemory
+from ...devices.streams import DeviceStream
 from ...errors import CapabilityError
 from ...kernels import cuda
 from .keys import Array, DeviceKey
-from .launches import KeyWork, Launches, count_of
+from .launches import CallLaunches, KeyWork, count_of
 from .updates import PlainSum
 
 _FLOAT32 = np.dtype(np.float32)
@@ -34,7 +34,7 @@ class DeviceFeedback(Feedback):
     def save(self, path: str) -> None:
         """Write all residuals, from all devices."""
         mine = {
-            (entry.key, source): entry.download(memory, _FLOAT32)
+            (entry.key, source): entry.download_array(memory, _FLOAT32)
             for entry in self._on_gpu()
             for source, memory in entry.residuals.items()
         }
@@ -51,7 +51,7 @@ class DeviceFeedback(Feedback):
         for entry in self._on_gpu():
             entry.residuals.clear()
 
-    def taken(self, key: Key, source: int) -> Array | None:
+    def remove_residual(self, key: Key, source: int) -> Array | None:
         """Remove a residual and return it, for the GPU."""
         return self._residuals.pop((key, source), None)
 
@@ -76,69 +76,69 @@ class CompressedSum(PlainSum):
                 f"codec {self._codec.name!r} has no CUDA kernel; on a GPU there are {', '.join(_ON_GPU)}"
             )
 
-    def prepare(self, works: Sequence[KeyWork], stream: Stream) -> None:
+    def prepare(self, works: Sequence[KeyWork], stream: DeviceStream) -> None:
         """Allocate the residual of each source."""
         if not self._codec.feedback:
             return
         for work in works:
             for source in range(len(work.srcs)):
                 if source not in work.entry.residuals:
-                    work.entry.residuals[source] = self._residual(work.entry, source, stream)
+                    work.entry.residuals[source] = self._source_residual(work.entry, source, stream)
 
-    def _residual(self, entry: DeviceKey, source: int, stream: Stream) -> Memory:
-        memory = entry.new(_FLOAT32)
-        earlier = self._feedback.taken(entry.key, source)
+    def _source_residual(self, entry: DeviceKey, source: int, stream: DeviceStream) -> DeviceMemory:
+        memory = entry.new_memory(_FLOAT32)
+        earlier = self._feedback.remove_residual(entry.key, source)
         if earlier is not None:
-            entry.upload(memory, earlier, stream)
+            entry.upload_array(memory, earlier, stream)
         elif memory.nbytes:
             entry.place.driver.fill(memory.address, 0, memory.nbytes, stream.handle, entry.device)
         return memory
 
-    def add(self, launches: Launches, works: Sequence[KeyWork], into: Callable[[KeyWork], int]) -> None:
+    def add(self, launches: CallLaunches, works: Sequence[KeyWork], into: Callable[[KeyWork], int]) -> None:
         """Append one launch, or three for the 16-bit codecs."""
         half = _HALVES.get(self._codec.name)
         if half is not None:
-            works = self._rounded(launches, works, half)
-            spec, threshold = cuda.choose("sum", "float32", count_of(w.srcs for w in works)), None
+            works = self._round_sources(launches, works, half)
+            spec, threshold = cuda.choose_spec("sum", "float32", count_of(w.srcs for w in works)), None
         else:
-            spec = cuda.choose(f"reduce_{self._codec.name}", k=count_of(w.srcs for w in works))
-            threshold = np.float32(self._threshold)
-        rows = [self._row(work, into(work), threshold is not None) for work in works]
+            spec = cuda.choose_spec(f"reduce_{self._codec.name}", k=count_of(w.srcs for w in works))
+            threshold = np.float32(self._codec_threshold)
+        rows = [self._quantised_row(work, into(work), threshold is not None) for work in works]
         launches.add(spec, rows, () if threshold is None else (threshold,))
 
     @property
-    def _threshold(self) -> float:
+    def _codec_threshold(self) -> float:
         compiled = self._codec.compiled
         return 0.0 if compiled is None else compiled[1]
 
     @staticmethod
-    def _row(work: KeyWork, dst: int, quantised: bool) -> cuda.Row:
+    def _quantised_row(work: KeyWork, dst: int, quantised: bool) -> cuda.KernelRow:
         entry = work.entry
         kept = tuple(entry.residuals[i].address for i in range(len(work.srcs))) if quantised else ()
-        return cuda.Row(entry.numel, srcs=work.srcs, dst=dst, outs=work.outs, residuals=kept)
+        return cuda.KernelRow(entry.numel, srcs=work.srcs, dst=dst, outs=work.outs, residuals=kept)
 
     @staticmethod
-    def _rounded(launches: Launches, works: Sequence[KeyWork], half: str) -> list[KeyWork]:
+    def _round_sources(launches: CallLaunches, works: Sequence[KeyWork], half: str) -> list[KeyWork]:
         """Round every source to 16 bits and back, in the keys' memory."""
         down, up, rounded = [], [], []
         for work in works:
             entry, restored = work.entry, []
             for i, source in enumerate(work.srcs):
-                narrow = entry.spare((half, i), np.dtype(np.float16)).address
-                wide = entry.spare(("restored", i), _FLOAT32).address
-                down.append(cuda.Row(entry.numel, srcs=(source,), dst=narrow))
-                up.append(cuda.Row(entry.numel, srcs=(narrow,), dst=wide))
+                narrow = entry.spare_memory((half, i), np.dtype(np.float16)).address
+                wide = entry.spare_memory(("restored", i), _FLOAT32).address
+                down.append(cuda.KernelRow(entry.numel, srcs=(source,), dst=narrow))
+                up.append(cuda.KernelRow(entry.numel, srcs=(narrow,), dst=wide))
                 restored.append(wide)
             rounded.append(work._replace(srcs=tuple(restored)))
-        launches.add(cuda.choose("cast", "float32", target=half), down)
-        launches.add(cuda.choose("cast", half, target="float32"), up)
+        launches.add(cuda.choose_spec("cast", "float32", target=half), down)
+        launches.add(cuda.choose_spec("cast", half, target="float32"), up)
         return rounded
 
-    def gathered(self, launches: Launches, works: Sequence[KeyWork]) -> Sequence[KeyWork]:
+    def gather_sum(self, launches: CallLaunches, works: Sequence[KeyWork]) -> Sequence[KeyWork]:
         """Sum into other memory than the value, for an update that then has one source."""
 
         def summed(work: KeyWork) -> int:
-            return work.entry.spare("merged", _FLOAT32).address
+            return work.entry.spare_memory("merged", _FLOAT32).address
 
         self.add(launches, [work._replace(outs=()) for work in works], summed)
         return [work._replace(srcs=(summed(work),)) for work in works]

@@ -9,9 +9,9 @@ from ...arrays.sparse import RowSparseArray
 from ...devices import arrays
 from ...devices.arrays import DeviceArray, DeviceView
 from ...errors import CapabilityError, DuplicateKeyError
-from ..entry import Array, Entry, dense_of, initialised_already
+from ..entry import Array, StoredKey, dense_of, initialised_already
 from ..local.backend import LocalBackend
-from .arguments import Streams, copy_to, seen_out, send
+from .arguments import CallerStreams, copy_to, send_value, view_out
 from .keys import DeviceKey
 
 #: Arrays on GPUs that receive values of the host's keys.
@@ -31,13 +31,13 @@ class HostAndGpuBackend(LocalBackend):
     #: The keys on GPUs.
     _on_gpu: dict[Key, Any]
 
-    def _copy(self, key: Key) -> DeviceKey:
+    def _gpu_copy(self, key: Key) -> DeviceKey:
         """Return the copy of a key on GPUs that reads use."""
         raise NotImplementedError
 
     def names(self) -> dict[int, str]:
         """Return the keys by the number of their entry, on all devices."""
-        gpus = {self._copy(key).slice.number: str(key) for key in self._on_gpu}
+        gpus = {self._gpu_copy(key).slice.number: str(key) for key in self._on_gpu}
         return super().names() | gpus
 
     def discard(self, keys: list[Key]) -> None:
@@ -61,39 +61,39 @@ class HostAndGpuBackend(LocalBackend):
 
     def view(self, key: Key) -> Any:
         """Return live memory, read-only."""
-        return self._copy(key).array(readonly=True) if key in self._on_gpu else super().view(key)
+        return self._gpu_copy(key).value_array(readonly=True) if key in self._on_gpu else super().view(key)
 
     def fetch(self, key: Key) -> Any:
         """Return the value on the host, for a file."""
-        return self._copy(key).to_host() if key in self._on_gpu else super().view(key)
+        return self._gpu_copy(key).to_host() if key in self._on_gpu else super().view(key)
 
     def empty(self, key: Key) -> Any:
         """Return an array on the key's device, or on its first GPU."""
         if key not in self._on_gpu:
             return super().empty(key)
-        like = self._copy(key)
-        return like.show(like.new(like.dtype), like.dtype)
+        like = self._gpu_copy(key)
+        return like.memory_array(like.new_memory(like.dtype), like.dtype)
 
     def copy_into(self, home: Any, array: Any, key: Key) -> None:
         """Copy an array, from anywhere, to one that `empty` made."""
         if not isinstance(home, DeviceArray):
             super().copy_into(home, array, key)
             return
-        streams = Streams([array])
-        target = arrays.view(home, "array", streams.of(home.device))
-        copy_to(target, self._copy(key), array, streams)
+        streams = CallerStreams([array])
+        target = arrays.view_array(home, "array", streams.stream_of(home.device))
+        copy_to(target, self._gpu_copy(key), array, streams)
 
     def key_templates(self) -> dict[Key, Array]:
         """Return for each key an array of its shape and type that needs no memory."""
         host = super().key_templates()
-        return {key: self._copy(key).like if key in self._on_gpu else host[key] for key in self._order}
+        return {key: self._gpu_copy(key).like if key in self._on_gpu else host[key] for key in self._order}
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
         """Return the devices of each key, with its bytes there."""
         host = super().placement()
-        return {key: self._places(key) if key in self._on_gpu else host[key] for key in self._order}
+        return {key: self._gpu_places(key) if key in self._on_gpu else host[key] for key in self._order}
 
-    def _places(self, key: Key) -> list[tuple[str, int]]:
+    def _gpu_places(self, key: Key) -> list[tuple[str, int]]:
         """Return the devices of a key on GPUs."""
         raise NotImplementedError
 
@@ -109,28 +109,28 @@ class HostAndGpuBackend(LocalBackend):
     def _dense_outs(self, key: Key, outs: list[Any], ignore_sparse: bool) -> list[Any]:
         sparse = [out for out in outs if isinstance(out, RowSparseArray)]
         if sparse and key in self._on_gpu:
-            self._sparse_outs(self._copy(key), sparse, ignore_sparse)  # type: ignore[arg-type]
+            self._sparse_outs(self._gpu_copy(key), sparse, ignore_sparse)  # type: ignore[arg-type]
         return [out for out in outs if not isinstance(out, RowSparseArray)]
 
-    def _from_host(self, groups: list[Group], streams: Streams) -> tuple[list[Group], Sent]:
+    def _from_host(self, groups: list[Group], streams: CallerStreams) -> tuple[list[Group], Sent]:
         """Check the outs of the host's keys; return those on the host, and those on GPUs."""
         host: list[Group] = []
         sent: Sent = []
         for key, outs in groups:
             if key in self._on_gpu:
                 continue
-            entry: Any = self._entry(key)
+            entry: Any = self._key_entry(key)
             far = [out for out in outs if arrays.device_of(out) is not None]
             host.append((key, [out for out in outs if arrays.device_of(out) is None]))
             if far:
-                sent.append((key, [seen_out(entry, out, streams) for out in far]))  # type: ignore[misc]
+                sent.append((key, [view_out(entry, out, streams) for out in far]))  # type: ignore[misc]
         self._check_outs(host)
         return [(key, outs) for key, outs in host if outs], sent
 
-    def _send(self, sent: Sent, streams: Streams) -> None:
+    def _send_values(self, sent: Sent, streams: CallerStreams) -> None:
         for key, outs in sent:
             for out in outs:
-                send(dense_of(self._entry(key)), out, self._gpus.place(out.device), streams)
+                send_value(dense_of(self._key_entry(key)), out, self._gpus.gpu_context(out.device), streams)
 
     # ---------------------------------------------------------------------------------------- checks
 
@@ -146,7 +146,9 @@ class HostAndGpuBackend(LocalBackend):
         if isinstance(some, str) != isinstance(key, str):
             raise key_kind_error(key, type(some))
 
-    def _entry(self, key: Key) -> Entry:
+    def _key_entry(self, key: Key) -> StoredKey:
         if key in self._on_gpu:
-            raise CapabilityError(f"key {key!r} is on cuda:{self._copy(key).device}, which cannot do that")
-        return super()._entry(key)
+            raise CapabilityError(
+                f"key {key!r} is on cuda:{self._gpu_copy(key).device}, which cannot do that"
+            )
+        return super()._key_entry(key)

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arrays.grouping import Key
-from ...arrays.host import template
+from ...arrays.host import shape_template
 from ...devices.arrays import DeviceArray
 from ...devices.gpu_context import GpuContext
-from ...devices.memory import Memory, host_copy
-from ...devices.streams import Stream, StreamCursor
+from ...devices.memory import DeviceMemory, host_copy
+from ...devices.streams import DeviceStream, StreamCursor
 from ...observe.native._observe import Slice
 from ...optimizer import Updater
 
@@ -29,7 +29,7 @@ class DeviceKey:
     Attributes
     ----------
     key, number, slice, shape, dtype
-        As those of `kvstore.stores.entry.Entry`.
+        As those of `kvstore.stores.entry.StoredKey`.
     numel : int
         Number of elements.
     memory : Memory
@@ -66,13 +66,13 @@ class DeviceKey:
         #: Element type and shape in PyTorch, once a tensor of the key was pushed.
         self.form: tuple[Any, Any] | None = None
         #: An array of the key's shape and type that needs no memory.
-        self.like = template(shape, dtype)
-        self.memory = self.new(dtype)
+        self.like = shape_template(shape, dtype)
+        self.memory = self.new_memory(dtype)
         self.tail = tail
         self.state: State = None
         self.owner: Updater | None = None
-        self.residuals: dict[int, Memory] = {}
-        self._spare: dict[Any, Memory] = {}
+        self.residuals: dict[int, DeviceMemory] = {}
+        self._spare: dict[Any, DeviceMemory] = {}
 
     @property
     def nbytes(self) -> int:
@@ -84,38 +84,38 @@ class DeviceKey:
         """Number of the GPU."""
         return self.place.device
 
-    def new(self, dtype: np.dtype[Any]) -> Memory:
+    def new_memory(self, dtype: np.dtype[Any]) -> DeviceMemory:
         """Return new memory for an array of the key's shape."""
-        return Memory(self.place.driver, self.place.device, self.numel * dtype.itemsize)
+        return DeviceMemory(self.place.driver, self.place.device, self.numel * dtype.itemsize)
 
-    def spare(self, name: Any, dtype: np.dtype[Any]) -> Memory:
+    def spare_memory(self, name: Any, dtype: np.dtype[Any]) -> DeviceMemory:
         """Return memory that the key keeps for a purpose, with undefined contents."""
         known = self._spare.get(name)
         if known is None:
-            known = self._spare[name] = self.new(dtype)
+            known = self._spare[name] = self.new_memory(dtype)
         return known
 
-    def array(self, readonly: bool = False) -> DeviceArray:
+    def value_array(self, readonly: bool = False) -> DeviceArray:
         """Return the value as an array."""
-        return self.show(self.memory, self.dtype, readonly)
+        return self.memory_array(self.memory, self.dtype, readonly)
 
-    def show(self, memory: Memory, dtype: np.dtype[Any], readonly: bool = False) -> DeviceArray:
+    def memory_array(self, memory: DeviceMemory, dtype: np.dtype[Any], readonly: bool = False) -> DeviceArray:
         """Return memory of the key's shape as an array."""
         return DeviceArray(memory, dtype, self.shape, self.tail.stream, readonly)
 
     def to_host(self) -> Array:
         """Copy the value to the host."""
-        return self.download(self.memory, self.dtype)
+        return self.download_array(self.memory, self.dtype)
 
-    def download(self, memory: Memory, dtype: np.dtype[Any]) -> Array:
+    def download_array(self, memory: DeviceMemory, dtype: np.dtype[Any]) -> Array:
         """Copy memory of the key's shape to the host; blocks."""
         array = np.empty(self.shape, dtype)
         stream = self.tail.stream
-        self.tail.hold(stream)
+        self.tail.hold_stream(stream)
         host_copy(self.place.driver, memory.address, array, stream.handle, self.device)
         return array
 
-    def upload(self, memory: Memory, array: Array, stream: Stream) -> None:
+    def upload_array(self, memory: DeviceMemory, array: Array, stream: DeviceStream) -> None:
         """Fill memory of the key's shape from the host."""
         self.place.upload(memory.address, np.ascontiguousarray(array), stream)
 
@@ -124,5 +124,5 @@ class DeviceKey:
 class StateArray:
     """An array of an optimizer's state on a GPU."""
 
-    memory: Memory
+    memory: DeviceMemory
     dtype: np.dtype[Any]

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...devices.driver import Kernel
 from ...devices.gpu_context import GpuContext, StreamBuffer
-from ...devices.streams import Stream, StreamCursor
+from ...devices.streams import DeviceStream, StreamCursor
 from ...kernels import cuda
 from .keys import DeviceKey
 
@@ -29,7 +29,7 @@ class KeyWork(NamedTuple):
     outs: tuple[int, ...]
 
 
-class _Step:
+class _LaunchStep:
     """One launch."""
 
     __slots__ = ("_loan", "chunks", "kernel", "scalars", "words")
@@ -39,7 +39,7 @@ class _Step:
         self.words: Any = words
         self._loan: StreamBuffer | None = None
 
-    def put(self, place: GpuContext, stream: Stream, tail: StreamCursor) -> None:
+    def put(self, place: GpuContext, stream: DeviceStream, tail: StreamCursor) -> None:
         """Launch; the first time after a copy of the image to the GPU."""
         loan = self._loan
         if loan is None:
@@ -50,58 +50,60 @@ class _Step:
         loan.tail = tail
 
 
-class Parameters:
+class UpdateParameters:
     """Constants of an update's rows on the device."""
 
-    def __init__(self, place: GpuContext, spec: cuda.Spec, rows: int, stream: Stream) -> None:
+    def __init__(self, place: GpuContext, spec: cuda.KernelSpec, rows: int, stream: DeviceStream) -> None:
         self._place, self._spec = place, spec
-        self._line = cuda.WIDTH * np.dtype(spec.real).itemsize
+        self._line = cuda.WIDTH * np.dtype(spec.real_type).itemsize
         self._loan = StreamBuffer(place, rows * self._line, stream)
         self._last: Values | None = None
 
-    def addresses(self, rows: int) -> range:
+    def row_addresses(self, rows: int) -> range:
         """Return the address of each row's line."""
         start = self._loan.address
         return range(start, start + rows * self._line, self._line)
 
-    def set(self, values: Values, stream: Stream) -> None:
+    def set_values(self, values: Values, stream: DeviceStream) -> None:
         """Copy the lines to the GPU if they have changed."""
         if values != self._last:
-            self._place.upload(self._loan.address, cuda.constants(self._spec, values), stream)
+            self._place.upload(self._loan.address, cuda.row_constants(self._spec, values), stream)
             self._last = values
-        self._loan.tail = self._place.tail(stream)
+        self._loan.tail = self._place.stream_cursor(stream)
 
 
-class Launches:
+class CallLaunches:
     """The launches of a call on a stream of one GPU."""
 
     def __init__(self, place: GpuContext, entries: Iterable[DeviceKey] = ()) -> None:
         self._place = place
         self.entries = list(entries)
-        self._steps: list[_Step] = []
+        self._steps: list[_LaunchStep] = []
         #: For updates: constants, and the numbers of their works.
-        self.parameters: list[tuple[Parameters, list[int]]] = []
+        self.parameters: list[tuple[UpdateParameters, list[int]]] = []
 
-    def add(self, spec: cuda.Spec, rows: Sequence[cuda.Row], scalars: tuple[Any, ...] = ()) -> None:
+    def add(
+        self, spec: cuda.KernelSpec, rows: Sequence[cuda.KernelRow], scalars: tuple[Any, ...] = ()
+    ) -> None:
         """Append one launch for all these rows."""
-        words, chunks = cuda.image(spec, [row for row in rows if row.numel])
+        words, chunks = cuda.launch_image(spec, [row for row in rows if row.numel])
         if chunks:
             kernel = self._place.driver.kernel(spec, self._place.device)
-            self._steps.append(_Step(kernel, words, chunks, scalars))
+            self._steps.append(_LaunchStep(kernel, words, chunks, scalars))
 
-    def run(self, stream: Stream, values: Values = ()) -> None:
+    def run(self, stream: DeviceStream, values: Values = ()) -> None:
         """Put all launches on a stream that is ordered behind earlier work on these keys."""
-        place, tail = self._place, self._place.tail(stream)
+        place, tail = self._place, self._place.stream_cursor(stream)
         entered = place.driver.enter(place.device)
         try:
             for parameters, chosen in self.parameters:
-                parameters.set([values[i] for i in chosen], stream)
+                parameters.set_values([values[i] for i in chosen], stream)
             for step in self._steps:
                 step.put(place, stream, tail)
         finally:
             if entered:
                 place.driver.leave()
-        tail.moved()
+        tail.note_work()
 
 
 def count_of(rows: Iterable[tuple[int, ...]]) -> int | None:

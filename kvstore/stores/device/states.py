@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ...devices.streams import Stream
+from ...devices.streams import DeviceStream
 from ...errors import CapabilityError, ShapeError
 from ...kernels import cuda
 from ...optimizer import Optimizer, Updater
-from ...optimizer.builtin import ElementwiseOptimizer, arrays_of, mapped
+from ...optimizer.builtin import ElementwiseOptimizer, arrays_of, map_state
 from .keys import Array, DeviceKey, State, StateArray
-from .launches import Launches
+from .launches import CallLaunches
 
 #: A weight of two elements, to find out the state that a rule creates for it.
 _PROBE = (3.0, 5.0)
@@ -33,21 +33,21 @@ def check_rule(optimizer: Optimizer) -> None:
     )
 
 
-def ensure(updater: Updater, entry: DeviceKey, stream: Stream) -> None:
+def ensure_state(updater: Updater, entry: DeviceKey, stream: DeviceStream) -> None:
     """Give the key the state of the updater's optimizer: one from the host, or a new one."""
     if entry.owner is updater:
         return
     if entry.key in updater.states:
         entry.state = _brought_up(entry, updater.states[entry.key], stream)
-        _check(updater.optimizer, entry)
+        _check_state(updater.optimizer, entry)
         del updater.states[entry.key]
     else:
-        entry.state = _fresh(updater.optimizer, entry, stream)
-        _check(updater.optimizer, entry)
+        entry.state = _fresh_state(updater.optimizer, entry, stream)
+        _check_state(updater.optimizer, entry)
     entry.owner = updater
 
 
-def split(optimizer: Optimizer, entry: DeviceKey) -> tuple[int, tuple[int, ...]]:
+def split_state(optimizer: Optimizer, entry: DeviceKey) -> tuple[int, tuple[int, ...]]:
     """Return the addresses of the float32 copy of a 16-bit weight, or 0, and of the rule's states."""
     arrays = tuple(leaf.memory.address for leaf in arrays_of(entry.state))
     if optimizer.keeps_master(entry.like):
@@ -57,10 +57,10 @@ def split(optimizer: Optimizer, entry: DeviceKey) -> tuple[int, tuple[int, ...]]
 
 def to_host(entry: DeviceKey) -> Any:
     """Copy a state to the host."""
-    return mapped(entry.state, lambda leaf: entry.download(leaf.memory, leaf.dtype))
+    return map_state(entry.state, lambda leaf: entry.download_array(leaf.memory, leaf.dtype))
 
 
-def follow(updater: Updater, entry: DeviceKey, weight: Array, stream: Stream) -> None:
+def update_master(updater: Updater, entry: DeviceKey, weight: Array, stream: DeviceStream) -> None:
     """Update the float32 copy of a 16-bit weight after a change outside of pushes.
 
     Elements of the copy that round to the weight stay, as in `Updater.follow`.
@@ -68,44 +68,44 @@ def follow(updater: Updater, entry: DeviceKey, weight: Array, stream: Stream) ->
     if entry.owner is not updater or not updater.optimizer.keeps_master(entry.like):
         return
     leaf = arrays_of(entry.state)[0]
-    master = entry.download(leaf.memory, leaf.dtype)
+    master = entry.download_array(leaf.memory, leaf.dtype)
     changed = master.astype(weight.dtype) != weight
     master[changed] = weight[changed]
-    entry.upload(leaf.memory, master, stream)
+    entry.upload_array(leaf.memory, master, stream)
 
 
-def _brought_up(entry: DeviceKey, state: Any, stream: Stream) -> State:
+def _brought_up(entry: DeviceKey, state: Any, stream: DeviceStream) -> State:
     def copied(array: Array) -> StateArray:
         if array.shape != entry.shape:
             raise ShapeError(
                 f"key {entry.key!r}: a state of shape {array.shape} does not fit a weight of {entry.shape}"
             )
-        leaf = StateArray(entry.new(array.dtype), array.dtype)
-        entry.upload(leaf.memory, array, stream)
+        leaf = StateArray(entry.new_memory(array.dtype), array.dtype)
+        entry.upload_array(leaf.memory, array, stream)
         return leaf
 
-    return mapped(state, copied)
+    return map_state(state, copied)
 
 
-def _fresh(optimizer: Optimizer, entry: DeviceKey, stream: Stream) -> State:
+def _fresh_state(optimizer: Optimizer, entry: DeviceKey, stream: DeviceStream) -> State:
     """Create the state of a key without its weight on the host, if two elements determine it."""
     probe = np.array(_PROBE, entry.dtype)
     form = optimizer.create_state_multi_precision(entry.key, probe)
     try:
-        return mapped(form, lambda array: _like_probe(entry, probe, array, stream))
-    except _Unclear:
+        return map_state(form, lambda array: _like_probe(entry, probe, array, stream))
+    except _UnclearState:
         weight = entry.to_host()
         return _brought_up(entry, optimizer.create_state_multi_precision(entry.key, weight), stream)
 
 
-class _Unclear(Exception):
+class _UnclearState(Exception):
     """Two elements do not determine the state."""
 
 
-def _like_probe(entry: DeviceKey, probe: Array, array: Array, stream: Stream) -> StateArray:
+def _like_probe(entry: DeviceKey, probe: Array, array: Array, stream: DeviceStream) -> StateArray:
     if array.shape != probe.shape:
-        raise _Unclear
-    leaf = StateArray(entry.new(array.dtype), array.dtype)
+        raise _UnclearState
+    leaf = StateArray(entry.new_memory(array.dtype), array.dtype)
     driver = entry.place.driver
     if (array == probe.astype(array.dtype)).all():
         _copy_weight(entry, leaf, stream)
@@ -113,23 +113,23 @@ def _like_probe(entry: DeviceKey, probe: Array, array: Array, stream: Stream) ->
         if leaf.memory.nbytes:
             driver.fill(leaf.memory.address, 0, leaf.memory.nbytes, stream.handle, entry.device)
     else:
-        raise _Unclear
+        raise _UnclearState
     return leaf
 
 
-def _copy_weight(entry: DeviceKey, leaf: StateArray, stream: Stream) -> None:
+def _copy_weight(entry: DeviceKey, leaf: StateArray, stream: DeviceStream) -> None:
     target, source = leaf.memory.address, entry.memory.address
     if leaf.dtype == entry.dtype:
         if entry.nbytes:
             entry.place.driver.copy(target, source, entry.nbytes, stream.handle, entry.device)
         return
-    spec = cuda.choose("cast", entry.dtype.name, target=leaf.dtype.name)
-    launches = Launches(entry.place, [entry])
-    launches.add(spec, [cuda.Row(entry.numel, srcs=(source,), dst=target)])
+    spec = cuda.choose_spec("cast", entry.dtype.name, target=leaf.dtype.name)
+    launches = CallLaunches(entry.place, [entry])
+    launches.add(spec, [cuda.KernelRow(entry.numel, srcs=(source,), dst=target)])
     launches.run(stream)
 
 
-def _check(optimizer: Any, entry: DeviceKey) -> None:
+def _check_state(optimizer: Any, entry: DeviceKey) -> None:
     """Raise an error for a state, usually a loaded one, that the kernel cannot use."""
     arrays = arrays_of(entry.state)
     master = optimizer.keeps_master(entry.like)

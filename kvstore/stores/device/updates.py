@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...arrays.grouping import Key
-from ...devices.streams import Stream
+from ...devices.streams import DeviceStream
 from ...errors import CapabilityError
 from ...kernels import cuda
 from ...observe.counters import SUMMING, UPDATING
@@ -14,7 +14,7 @@ from ...optimizer import Updater
 from ..update import check_floating, give_up, updater_error
 from . import states
 from .keys import DeviceKey
-from .launches import KeyWork, Launches, Parameters, Values, count_of
+from .launches import CallLaunches, KeyWork, UpdateParameters, Values, count_of
 
 UserUpdater = Callable[[Key, Any, Any], None]
 
@@ -25,17 +25,17 @@ class PlainSum:
     def check(self, entry: DeviceKey) -> None:
         """Raise an error if the key's values cannot be summed this way."""
 
-    def prepare(self, works: Sequence[KeyWork], stream: Stream) -> None:
+    def prepare(self, works: Sequence[KeyWork], stream: DeviceStream) -> None:
         """Allocate the memory that the sum keeps with the keys; before launches are built or found."""
 
-    def add(self, launches: Launches, works: Sequence[KeyWork], into: Callable[[KeyWork], int]) -> None:
+    def add(self, launches: CallLaunches, works: Sequence[KeyWork], into: Callable[[KeyWork], int]) -> None:
         """Append launches that write each key's sum to `into(work)` and to its outs; one for each type."""
         for dtype, group in by_type(works):
-            spec = cuda.choose("sum", dtype, count_of(work.srcs for work in group))
-            rows = [cuda.Row(w.entry.numel, srcs=w.srcs, dst=into(w), outs=w.outs) for w in group]
+            spec = cuda.choose_spec("sum", dtype, count_of(work.srcs for work in group))
+            rows = [cuda.KernelRow(w.entry.numel, srcs=w.srcs, dst=into(w), outs=w.outs) for w in group]
             launches.add(spec, rows)
 
-    def gathered(self, launches: Launches, works: Sequence[KeyWork]) -> Sequence[KeyWork]:
+    def gather_sum(self, launches: CallLaunches, works: Sequence[KeyWork]) -> Sequence[KeyWork]:
         """Append the launches that precede an update with its own sum; return works for that."""
         return works
 
@@ -60,11 +60,13 @@ class GpuUpdate:
         """Raise an error if the key cannot be updated this way; called before any change."""
         self._sum.check(entry)
 
-    def build(self, launches: Launches, works: Sequence[KeyWork], stream: Stream) -> None:
+    def build(self, launches: CallLaunches, works: Sequence[KeyWork], stream: DeviceStream) -> None:
         """Append the launches of these works."""
         raise NotImplementedError
 
-    def run(self, works: Sequence[KeyWork], stream: Stream, launches: Callable[[], Launches]) -> None:
+    def run(
+        self, works: Sequence[KeyWork], stream: DeviceStream, launches: Callable[[], CallLaunches]
+    ) -> None:
         """Run the update; `launches` makes, or finds, the result of `build`."""
         self._sum.prepare(works, stream)
         launches().run(stream)
@@ -78,14 +80,14 @@ def by_type(works: Sequence[KeyWork]) -> list[tuple[str, list[KeyWork]]]:
     return list(groups.items())
 
 
-def emit(launches: Launches, works: Sequence[KeyWork]) -> None:
+def emit_outs(launches: CallLaunches, works: Sequence[KeyWork]) -> None:
     """Append launches that copy the values to the outs."""
     for dtype, group in by_type([work for work in works if work.outs]):
         rows = [
-            cuda.Row(w.entry.numel, srcs=(w.entry.memory.address,), dst=w.outs[0], outs=w.outs[1:])
+            cuda.KernelRow(w.entry.numel, srcs=(w.entry.memory.address,), dst=w.outs[0], outs=w.outs[1:])
             for w in group
         ]
-        launches.add(cuda.choose("sum", dtype, 1), rows)
+        launches.add(cuda.choose_spec("sum", dtype, 1), rows)
 
 
 class GpuAssignUpdate(GpuUpdate):
@@ -93,7 +95,7 @@ class GpuAssignUpdate(GpuUpdate):
 
     phase = SUMMING
 
-    def build(self, launches: Launches, works: Sequence[KeyWork], stream: Stream) -> None:
+    def build(self, launches: CallLaunches, works: Sequence[KeyWork], stream: DeviceStream) -> None:
         """Sum into the value and the outs."""
         self._sum.add(launches, works, lambda work: work.entry.memory.address)
 
@@ -111,22 +113,24 @@ class GpuFusedUpdate(GpuUpdate):
         states.check_rule(self._updater.optimizer)
         super().check(entry)
 
-    def build(self, launches: Launches, works: Sequence[KeyWork], stream: Stream) -> None:
+    def build(self, launches: CallLaunches, works: Sequence[KeyWork], stream: DeviceStream) -> None:
         """Append one launch for each element type and kind of state."""
-        optimizer, rule = self._optimizer, self.tag
+        optimizer, rule = self._fused_optimizer, self.tag
         place = {work.entry.key: number for number, work in enumerate(works)}
-        for dtype, group in by_type(self._sum.gathered(launches, works)):
+        for dtype, group in by_type(self._sum.gather_sum(launches, works)):
             master = optimizer.keeps_master(group[0].entry.like)
-            spec = cuda.choose("update", dtype, count_of(work.srcs for work in group), rule, master)
-            parameters = Parameters(group[0].entry.place, spec, len(group), stream)
+            spec = cuda.choose_spec("update", dtype, count_of(work.srcs for work in group), rule, master)
+            parameters = UpdateParameters(group[0].entry.place, spec, len(group), stream)
             launches.parameters.append((parameters, [place[work.entry.key] for work in group]))
-            lines = parameters.addresses(len(group))
-            launches.add(spec, [self._row(work, line) for work, line in zip(group, lines, strict=True)])
+            lines = parameters.row_addresses(len(group))
+            launches.add(
+                spec, [self._update_row(work, line) for work, line in zip(group, lines, strict=True)]
+            )
 
-    def _row(self, work: KeyWork, line: int) -> cuda.Row:
+    def _update_row(self, work: KeyWork, line: int) -> cuda.KernelRow:
         entry = work.entry
-        master, state_arrays = states.split(self._updater.optimizer, entry)
-        return cuda.Row(
+        master, state_arrays = states.split_state(self._updater.optimizer, entry)
+        return cuda.KernelRow(
             entry.numel,
             srcs=work.srcs,
             dst=entry.memory.address,
@@ -136,13 +140,15 @@ class GpuFusedUpdate(GpuUpdate):
             params=line,
         )
 
-    def run(self, works: Sequence[KeyWork], stream: Stream, launches: Callable[[], Launches]) -> None:
+    def run(
+        self, works: Sequence[KeyWork], stream: DeviceStream, launches: Callable[[], CallLaunches]
+    ) -> None:
         """Count, and launch; if that fails, no update is counted."""
-        updater, optimizer = self._updater, self._optimizer
+        updater, optimizer = self._updater, self._fused_optimizer
         counts = updater.snapshot_counts()
         try:
             for work in works:
-                states.ensure(updater, work.entry, stream)
+                states.ensure_state(updater, work.entry, stream)
             self._sum.prepare(works, stream)
             values: Values = [optimizer.advance(work.entry.key, work.entry.like) for work in works]
             launches().run(stream, values)
@@ -152,10 +158,10 @@ class GpuFusedUpdate(GpuUpdate):
     @property
     def tag(self) -> str:
         """The rule, as the optimizer is set now."""
-        return str(self._optimizer.rule())
+        return str(self._fused_optimizer.rule())
 
     @property
-    def _optimizer(self) -> Any:
+    def _fused_optimizer(self) -> Any:
         return self._updater.optimizer
 
 
@@ -176,29 +182,35 @@ class GpuCallbackUpdate(GpuUpdate):
             raise CapabilityError("this optimizer runs on host arrays only")
         super().check(entry)
 
-    def build(self, launches: Launches, works: Sequence[KeyWork], stream: Stream) -> None:
+    def build(self, launches: CallLaunches, works: Sequence[KeyWork], stream: DeviceStream) -> None:
         """Sum into other memory than the value."""
         bare = [work._replace(outs=()) for work in works]
-        self._sum.add(launches, bare, lambda work: work.entry.spare("merged", work.entry.dtype).address)
+        self._sum.add(
+            launches, bare, lambda work: work.entry.spare_memory("merged", work.entry.dtype).address
+        )
 
-    def run(self, works: Sequence[KeyWork], stream: Stream, launches: Callable[[], Launches]) -> None:
+    def run(
+        self, works: Sequence[KeyWork], stream: DeviceStream, launches: Callable[[], CallLaunches]
+    ) -> None:
         """Sum and call; then write the outs."""
         super().run(works, stream, launches)
         for work in works:
-            self._call(work.entry, stream)
-        filled = Launches(works[0].entry.place, [work.entry for work in works])
-        emit(filled, works)
+            self._call_updater(work.entry, stream)
+        filled = CallLaunches(works[0].entry.place, [work.entry for work in works])
+        emit_outs(filled, works)
         filled.run(stream)
 
-    def _call(self, entry: DeviceKey, stream: Stream) -> None:
-        before = entry.spare("before", entry.dtype)
+    def _call_updater(self, entry: DeviceKey, stream: DeviceStream) -> None:
+        before = entry.spare_memory("before", entry.dtype)
         copy = entry.place.driver.copy
         size, device = entry.nbytes, entry.device
         if size:
             copy(before.address, entry.memory.address, size, stream.handle, device)
         try:
             self._updater(
-                entry.key, entry.show(entry.spare("merged", entry.dtype), entry.dtype), entry.array()
+                entry.key,
+                entry.memory_array(entry.spare_memory("merged", entry.dtype), entry.dtype),
+                entry.value_array(),
             )
         except BaseException as error:
             if size:

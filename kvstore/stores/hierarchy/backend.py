@@ -37,7 +37,7 @@ from ...optimizer import Optimizer, Updater
 from ...settings.definitions import is_side
 from ...settings.options import StoreConfig
 from ..entry import Array
-from ..outs import Later
+from ..outs import OutDeliveries
 from ..parameter_server.protocol.failures import as_exception
 from ..parameter_server.protocol.losses import host_is_gone
 from ..parameter_server.protocol.messages import Failure, Slice
@@ -56,7 +56,7 @@ from .region import Handle, HostRegion
 from .rows import cut_rows
 
 if TYPE_CHECKING:
-    from ...optimizer.states import Content
+    from ...optimizer.states import StatesContent
 
 log = logging.getLogger("kvstore.ps")
 
@@ -135,10 +135,15 @@ class HierarchyBackend(Backend):
         try:
             others = HostProcesses(self._client, self._ranks)
             self._region = HostRegion(
-                config, self._place(), self._ranks, self._check, others, self._client.watch_scheduler
+                config,
+                self._host_place(),
+                self._ranks,
+                self._check_membership,
+                others,
+                self._client.watch_scheduler,
             )
             self._client.before_leaving = partial(_declare_lost, weakref.ref(self._region))
-            self._carrier = HostCarrier(self._client, self._region, self._parts, self._settings)
+            self._carrier = HostCarrier(self._client, self._region, self._parts, self._settings_at)
         except BaseException as error:
             self._leave_at_start(error)
             raise
@@ -158,7 +163,7 @@ class HierarchyBackend(Backend):
         finally:
             self._flat.abandon()
 
-    def _place(self) -> RegionPlace:
+    def _host_place(self) -> RegionPlace:
         """Return the place of this worker among the workers of its host."""
         return RegionPlace(*self._client.host_job, self._ranks.index(self.rank), len(self._ranks))
 
@@ -177,7 +182,7 @@ class HierarchyBackend(Backend):
         together = ", ".join(map(str, self._ranks))
         return f"{self._flat.describe()}, workers {together} of this host sum first"
 
-    def _check(self) -> None:
+    def _check_membership(self) -> None:
         """Raise an error if waits in the host's memory must end."""
         client = self._client
         client.driver.check_alive()
@@ -190,11 +195,11 @@ class HierarchyBackend(Backend):
         """Raise an error unless this worker may push; after a loss the scheduler is asked, too."""
         if self._lost:
             self._client.hear_of_loss()
-        self._noting_loss(self._check)
+        self._noting_loss(self._check_membership)
 
     # -------------------------------------------------------------------------------------------- slices
 
-    def _handles(self, key: DistKey, first: bool = False) -> list[Handle]:
+    def _slice_handles(self, key: DistKey, first: bool = False) -> list[Handle]:
         """Return the keys of the slices in the host's memory, made if no worker of the host has made them.
 
         `first`: all workers of the host call this, and the lowest makes the keys.
@@ -205,11 +210,11 @@ class HierarchyBackend(Backend):
         names = _slice_names(key)
         for part, name in zip(key.parts, names, strict=True):
             self._parts[name] = part
-            self._region.rows.note(name, key, part)
+            self._region.rows.note_slice(name, key, part)
             if first and self._region.find(name) is None:
                 self._region.wait_for(name)
             if self._region.find(name) is None:
-                self._bring([key])
+                self._copy_from_servers([key])
         handles = [handle for name in names if (handle := self._region.find(name)) is not None]
         if (
             known is not None
@@ -217,11 +222,13 @@ class HierarchyBackend(Backend):
             and self._carrier is not None
             and self._region.is_lowest()
         ):
-            self._carrier.packing.move(known[1], handles)  # before this worker pushes: so before any sum
+            self._carrier.packing.move_residuals(
+                known[1], handles
+            )  # before this worker pushes: so before any sum
         self._slots[key.key] = key, handles
         return handles
 
-    def _bring(self, keys: list[DistKey]) -> None:
+    def _copy_from_servers(self, keys: list[DistKey]) -> None:
         """Copy the values of keys from the servers to the host's memory; tables stay on the servers."""
         for name in (name for key in keys if key.sparse for name in _slice_names(key)):
             self._region.add_table(name)
@@ -232,7 +239,7 @@ class HierarchyBackend(Backend):
             for part, name in zip(key.parts, _slice_names(key), strict=True):
                 self._region.add(name, flat[part.start : part.stop])
 
-    def _cut(self, key: DistKey, handles: list[Handle], arrays: list[Array]) -> list[Group]:
+    def _cut_arrays(self, key: DistKey, handles: list[Handle], arrays: list[Array]) -> list[Group]:
         """Cut arrays of a key at its slices."""
         flat = [array.reshape(-1) for array in arrays]
         parts = zip(key.parts, handles, strict=True)
@@ -247,14 +254,16 @@ class HierarchyBackend(Backend):
         with contextlib.suppress(KeyNotFoundError):  # another worker has moved them: the push finds them
             keys = [self._flat.directory.find_or_raise(key) for key, values in groups if values]
             if self._region.is_lowest():
-                self._bring([key for key in keys if not all(map(self._region.find, _slice_names(key)))])
+                self._copy_from_servers(
+                    [key for key in keys if not all(map(self._region.find, _slice_names(key)))]
+                )
             for key in keys:
-                self._noting_loss(partial(self._handles, key, first=True))
+                self._noting_loss(partial(self._slice_handles, key, first=True))
 
     def assign(self, groups: list[Group]) -> None:
         """Overwrite known keys, and initialise others."""
         self._check_writing()
-        self._region.settle_all()
+        self._region.complete_all_pushed()
         self._fresh.clear()
         self._flat.assign(groups)
 
@@ -351,45 +360,51 @@ class HierarchyBackend(Backend):
         """Return whether a push of the keys has memory, and no result of them is still to be delivered."""
         if verb in ("push", "pushpull") and self._from_servers.has_any(keys):
             return False
-        return self._region.is_clear(verb, self._names(keys))
+        return self._region.is_clear(verb, self._region_keys(keys))
 
     def wait_for_free_slot(self, verb: str, keys: list[Key]) -> None:
         """Deliver results, and wait for rounds, that the next push of the keys would overwrite."""
         if verb in ("push", "pushpull"):
-            self._from_servers.deliver(keys)
-        self._noting_loss(partial(self._region.wait_for_free_slot, verb, self._names(keys)))
+            self._from_servers.deliver_keys(keys)
+        self._noting_loss(partial(self._region.wait_for_free_slot, verb, self._region_keys(keys)))
 
-    def _names(self, keys: list[Key]) -> list[Key]:
+    def _region_keys(self, keys: list[Key]) -> list[Key]:
         """Return the keys of the region for keys that were used here."""
         return [handle.key for key in keys if key in self._slots for handle in self._slots[key][1]]
 
     def _start_push(self, groups: list[Group], priority: int | None) -> Finish:
-        dense, sparse = self._checked(groups)
-        cut = [one for key, values in dense for one in self._cut(key, self._handles(key), values)]
-        cut += [one for key, rows in sparse for one in cut_rows(key, self._handles(key), rows)]
-        with self._arriving([key for key, _ in dense], [key for key, _ in sparse]):
-            return self._begin("push", (cut,), priority)
+        dense, sparse = self._check_groups(groups)
+        cut = [
+            one for key, values in dense for one in self._cut_arrays(key, self._slice_handles(key), values)
+        ]
+        cut += [one for key, rows in sparse for one in cut_rows(key, self._slice_handles(key), rows)]
+        with self._note_arrivals([key for key, _ in dense], [key for key, _ in sparse]):
+            return self._begin_in_region("push", (cut,), priority)
 
     def _start_pull(self, groups: list[Group], ignore_sparse: bool, priority: int | None) -> Finish:
         self._client.driver.check_alive()
         directory = self._flat.directory
         sparse = any(isinstance(out, RowSparseArray) for _, outs in groups for out in outs)
-        near = [(key, outs) for key, outs in groups if key in self._fresh and not self._apart and outs]
+        near = [(key, outs) for key, outs in groups if key in self._fresh and not self._reads_apart and outs]
         if sparse or len(near) < len(groups):
             read = partial(self._pull_from_servers, groups, ignore_sparse)
-            return read if priority is None else self._from_servers.note([key for key, _ in groups], read)
-        later = Later()
+            return (
+                read if priority is None else self._from_servers.note_read([key for key, _ in groups], read)
+            )
+        later = OutDeliveries()
         wanted: list[tuple[DistKey, list[Array], list[Array]]] = [
             (key, [], self._flat.pulls.make_targets(key, outs, later))
             for key, outs in directory.in_order(near)
         ]
-        later.keep_apart(wanted)
-        cut = [one for key, _, outs in wanted for one in self._cut(key, self._handles(key), outs)]
-        begun = self._begin("pull", (cut, ignore_sparse), priority)
-        return deliver_after(partial(self._ended, begun, near), later, self._client)
+        later.defer_overlaps(wanted)
+        cut = [
+            one for key, _, outs in wanted for one in self._cut_arrays(key, self._slice_handles(key), outs)
+        ]
+        begun = self._begin_in_region("pull", (cut, ignore_sparse), priority)
+        return deliver_after(partial(self._end_operation, begun, near), later, self._client)
 
     @property
-    def _apart(self) -> bool:
+    def _reads_apart(self) -> bool:
         """Return whether this worker's reads are no longer those of the host's rounds."""
         return self._lost or self._client.member.is_broken or self._client.joined
 
@@ -400,23 +415,23 @@ class HierarchyBackend(Backend):
             for key, outs in groups
             if not (ignore_sparse and all(isinstance(out, RowSparseArray) for out in outs))
         ]
-        self._settle(read)
+        self._complete_rounds(read)
         self._flat.pull(groups, ignore_sparse)
 
-    def _settle(self, keys: list[Key] | None) -> None:
+    def _complete_rounds(self, keys: list[Key] | None) -> None:
         """Complete the rounds that this worker has pushed into: of these keys, or of all."""
-        if self._apart:
+        if self._reads_apart:
             if self._lost and not self._client.joined:
                 self._client.hear_of_loss()
         elif keys is None:
-            self._noting_loss(self._region.settle_all)
+            self._noting_loss(self._region.complete_all_pushed)
         else:
             handles = [handle for key in keys if key in self._slots for handle in self._slots[key][1]]
-            self._noting_loss(partial(self._region.settle, handles))
+            self._noting_loss(partial(self._region.complete_rounds, handles))
             self._count_rounds(keys)
 
     def _start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int | None) -> Finish:
-        dense, sparse = self._checked(groups)
+        dense, sparse = self._check_groups(groups)
         targets = dict(groups if outs is None else outs)
         if sparse or set(targets) != {key.key for key, _ in dense}:
             self._flat.pulls.check_outs(list(targets.items()))
@@ -424,22 +439,22 @@ class HierarchyBackend(Backend):
             return self._start_pull(
                 [(key, arrays) for key, arrays in targets.items() if arrays], True, priority
             )
-        later = Later()
+        later = OutDeliveries()
         wanted = [
             (key, values, self._flat.pulls.make_targets(key, targets[key.key], later))
             for key, values in dense
         ]
-        later.keep_apart(wanted)
+        later.defer_overlaps(wanted)
         pushed, filled = [], []
         for key, values, into in wanted:
-            handles = self._handles(key)
-            pushed += self._cut(key, handles, values)
-            filled += self._cut(key, handles, into)
-        with self._arriving([key for key, _ in dense]):
-            begun = self._begin("pushpull", (pushed, filled), priority)
-        return deliver_after(partial(self._ended, begun, groups), later, self._client)
+            handles = self._slice_handles(key)
+            pushed += self._cut_arrays(key, handles, values)
+            filled += self._cut_arrays(key, handles, into)
+        with self._note_arrivals([key for key, _ in dense]):
+            begun = self._begin_in_region("pushpull", (pushed, filled), priority)
+        return deliver_after(partial(self._end_operation, begun, groups), later, self._client)
 
-    def _ended(self, finish: Finish, groups: list[Group]) -> None:
+    def _end_operation(self, finish: Finish, groups: list[Group]) -> None:
         """Finish an operation, and count its rounds, which are then complete."""
         finish()
         self._count_rounds([key for key, _ in groups])
@@ -449,20 +464,20 @@ class HierarchyBackend(Backend):
         handles = [handle for key in keys if key in self._slots for handle in self._slots[key][1]]
         self._client.counters.end_rounds(sum(handle.newly_complete() for handle in handles))
 
-    def _checked(self, groups: list[Group]) -> tuple[DensePushes, SparsePushes]:
+    def _check_groups(self, groups: list[Group]) -> tuple[DensePushes, SparsePushes]:
         """Check all pushed values before any change."""
         checked = self._flat.pushes.check_values(groups)
         self._check_writing()
         return checked
 
     @contextlib.contextmanager
-    def _arriving(self, dense: list[DistKey], rows: Sequence[DistKey] = ()) -> Iterator[None]:
+    def _note_arrivals(self, dense: list[DistKey], rows: Sequence[DistKey] = ()) -> Iterator[None]:
         """Record the stamps of a push, and count it for the keys at which this worker has then arrived."""
         keys = [*dense, *rows]
         self._count_rounds([key.key for key in keys])
-        before = [self._arrived(key) for key in keys]
+        before = [self._count_arrivals(key) for key in keys]
         for key, stamp in zip(keys, self._flat.pushes.stamps_of_call(dense, rows), strict=True):
-            for handle in self._handles(key):
+            for handle in self._slice_handles(key):
                 shm.note_stamp(handle, handle.arrived + 1, stamp)
         try:
             yield
@@ -470,27 +485,27 @@ class HierarchyBackend(Backend):
             self._give_up_half(keys, sum(before), error)
             raise
         finally:
-            pushed = [key for key, was in zip(keys, before, strict=True) if self._arrived(key) > was]
+            pushed = [key for key, was in zip(keys, before, strict=True) if self._count_arrivals(key) > was]
             self._flat.pushes.count_push(pushed)
             self._fresh.update(key.key for key in pushed if not key.sparse)
 
     def _give_up_half(self, keys: list[DistKey], before: int, error: BaseException) -> None:
         """Leave the job if a push has reached some slices only: no worker may wait for the others."""
-        arrived = sum(map(self._arrived, keys)) - before
-        if 0 < arrived < sum(len(self._handles(key)) for key in keys) and not self._client.has_failed:
+        arrived = sum(map(self._count_arrivals, keys)) - before
+        if 0 < arrived < sum(len(self._slice_handles(key)) for key in keys) and not self._client.has_failed:
             self._client.give_up_half("a push", error)
 
-    def _arrived(self, key: DistKey) -> int:
+    def _count_arrivals(self, key: DistKey) -> int:
         """Count this worker's arrivals at the slices of a key."""
-        return sum(handle.arrived for handle in self._handles(key))
+        return sum(handle.arrived for handle in self._slice_handles(key))
 
-    def _settings(self, handle: Handle, round: int) -> tuple[int, int]:
+    def _settings_at(self, handle: Handle, round: int) -> tuple[int, int]:
         """Return version and stamp of a round of this host; see `carrier.Settings`."""
         if is_side(handle.key):
             return 0, 0
         return shm.num_update(self._region.job), shm.stamp(handle, round, _ALL)
 
-    def _begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Finish:
+    def _begin_in_region(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Finish:
         """Begin an operation in the host's memory; the returned function waits."""
         return partial(
             self._noting_loss, self._noting_loss(partial(self._region.begin, verb, arguments, priority))
@@ -506,7 +521,7 @@ class HierarchyBackend(Backend):
                 raise FencedError(f"worker {self.rank} was declared lost after a long silence") from error
             raise
         except FencedError as error:
-            if self._region.fenced and not self._client.has_failed:  # its host was first: notify the job
+            if self._region.is_fenced and not self._client.has_failed:  # its host was first: notify the job
                 self._client.leave_as_lost(Failure("FencedError", str(error)))
             raise
 
@@ -514,11 +529,11 @@ class HierarchyBackend(Backend):
         self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]], priority: int | None
     ) -> Finish:
         read = partial(self.row_sparse_pull, wanted)
-        return read if priority is None else self._from_servers.note([key for key, _ in wanted], read)
+        return read if priority is None else self._from_servers.note_read([key for key, _ in wanted], read)
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
         """Read rows from the servers, after the rounds that this worker has pushed into."""
-        self._settle([key for key, _ in wanted])
+        self._complete_rounds([key for key, _ in wanted])
         self._flat.row_sparse_pull(wanted)
 
     # ------------------------------------------------------------------------------------------- updates
@@ -540,7 +555,7 @@ class HierarchyBackend(Backend):
     def set_compression(self, codec: Codec) -> None:
         """Pack the sums that this host sends; all of its workers set the same codec."""
         assert self._carrier is not None
-        self._settle(None)
+        self._complete_rounds(None)
         self._carrier.packing.set(codec)
         self._flat.pushes.feedback = HostFeedback(codec)
 
@@ -555,20 +570,20 @@ class HierarchyBackend(Backend):
     def _between_rounds(self, change: Callable[[], None]) -> None:
         """Change settings after the rounds that this worker has pushed into; carriers then use them."""
         self._check_writing()
-        self._settle(None)
+        self._complete_rounds(None)
         change()
         shm.raise_num_update(self._region.job, self._flat.pushes.optimizer.version)
 
     def gather_states(self) -> Updater:
         """Fetch the optimizer's states from the servers."""
-        self._settle(None)
+        self._complete_rounds(None)
         return self._flat.gather_states()
 
-    def adopt_states(self, content: Content) -> None:
+    def adopt_states(self, content: StatesContent) -> None:
         """Replace the optimizer's states, for all workers."""
         self._between_rounds(partial(self._flat.adopt_states, content))
 
-    def follow_states(self, content: Content) -> None:
+    def follow_states(self, content: StatesContent) -> None:
         """Agree with the servers on the settings and the update counts that another worker has loaded."""
         self._between_rounds(partial(self._flat.follow_states, content))
 
@@ -588,7 +603,7 @@ class HierarchyBackend(Backend):
 
     def fetch_all(self, keys: list[Key]) -> list[Array | RowSparseArray]:
         """Pull the values of all keys in one call."""
-        self._settle(keys)
+        self._complete_rounds(keys)
         return self._flat.fetch_all(keys)
 
     def kind(self, key: Key) -> Kind:
@@ -600,7 +615,7 @@ class HierarchyBackend(Backend):
         found = self._flat.directory.find_or_raise(key)
         if found.sparse:
             raise ArrayError(f"key {key!r} is row-sparse; empty makes dense arrays")
-        return self._region.memory(found.like)
+        return self._region.new_memory(found.like)
 
     def key_templates(self) -> dict[Key, Array]:
         """Return for each key an array of its shape and type that needs no memory."""
@@ -624,7 +639,7 @@ class HierarchyBackend(Backend):
         if self._client.joined:
             self._flat.barrier()
         else:
-            newest = self._client.barrier_of_host(self._noting_loss(self._region.meet))
+            newest = self._client.barrier_of_host(self._noting_loss(self._region.meet_at_barrier))
             self._flat.pushes.optimizer.learn_all(newest)
         shm.raise_num_update(self._region.job, self._flat.pushes.optimizer.version)
 
@@ -643,7 +658,7 @@ class HierarchyBackend(Backend):
     def join(self) -> None:
         """Let rounds and barriers no longer wait for this worker."""
         self._check_writing()
-        self._settle(None)
+        self._complete_rounds(None)
         if self._carrier is not None:
             self._carrier.hand_in_rest()
         self._region.stop_taking_part()
@@ -655,18 +670,18 @@ class HierarchyBackend(Backend):
 
     def abandon(self) -> None:
         """Leave the job as a lost worker."""
-        self._leave(lost=True)
+        self._leave_job(lost=True)
 
     def close(self) -> None:
         """Leave the job."""
-        self._leave(lost=False)
+        self._leave_job(lost=False)
 
-    def _leave(self, lost: bool) -> None:
+    def _leave_job(self, lost: bool) -> None:
         if self not in _stores or os.getpid() != self._pid:
             return
         _stores.discard(self)
         assert self._carrier is not None
-        lost, last = lost or self._region.fenced, False
+        lost, last = lost or self._region.is_fenced, False
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: self._flat.abandon() if lost else self._flat.close(last))
             stack.callback(self._region.abandon if lost else self._region.close)

@@ -33,7 +33,7 @@ from ..parameter_server.worker.replies import aligned_elements
 from ..shared.native import _shared as shm
 from .packing import HostPacking
 from .quick_exchange import PushHead, QuickExchange, SlicePlan
-from .region import Handle, HostRegion, noted
+from .region import Handle, HostRegion, failure_text
 from .shared_parts import SharedParts
 
 log = logging.getLogger("kvstore.ps")
@@ -47,7 +47,7 @@ _PORTION = 8 * 1024 * 1024  # bytes of sums that whoever leaves last has in memo
 Settings = Callable[[Handle, int], tuple[int, int]]
 
 
-class Exchange(NamedTuple):
+class SliceExchange(NamedTuple):
     """A round of one slice that this worker carries."""
 
     handle: Handle
@@ -61,7 +61,7 @@ class Exchange(NamedTuple):
         """Have all workers of the host told why the round came to nothing."""
         with self.work() as held:
             if held:
-                self.handle.fail_round(self.round, noted(failure))
+                self.handle.fail_round(self.round, failure_text(failure))
                 shm.close_if_opener(self.handle, self.round, False)
 
 
@@ -73,11 +73,11 @@ class HostCarrier:
     ) -> None:
         self._client, self._region, self._parts, self._settings = client, region, parts, settings
         self._packing, self._shared = HostPacking(region.job), SharedParts(client)
-        self._queue: deque[Exchange] = deque()
+        self._queue: deque[SliceExchange] = deque()
         #: Of rounds into which rows were pushed, until they have answers.
-        self._sums: dict[Exchange, RowSparseArray | Array] = {}
-        self._open: list[tuple[PendingOperation, list[Exchange]]] = []
-        self._left: deque[tuple[QuickExchange, Exchange]] = deque()  # by callers that were interrupted
+        self._sums: dict[SliceExchange, RowSparseArray | Array] = {}
+        self._open: list[tuple[PendingOperation, list[SliceExchange]]] = []
+        self._left: deque[tuple[QuickExchange, SliceExchange]] = deque()  # by callers that were interrupted
         self._plans: dict[Handle, SlicePlan] = {}
         self._stopping = False
         self._looked = 0.0
@@ -86,7 +86,7 @@ class HostCarrier:
         self._handed_in = False  # all that was pushed, as the last of the host
         self._summing = threading.Lock()  # while this worker writes to the host's memory it is in the job
         self._sending = threading.RLock()  # so that a caller and the thread do not send at once
-        self._thread = threading.Thread(target=self._run, name="kvstore-carrier", daemon=True)
+        self._thread = threading.Thread(target=self._send_queued, name="kvstore-carrier", daemon=True)
 
     def start(self) -> None:
         """Carry from now on."""
@@ -100,10 +100,10 @@ class HostCarrier:
 
     def carry(self, handle: Handle, round: int) -> None:
         """Sum a round that this worker has opened, and have it sent; others open the next ones meanwhile."""
-        exchange = Exchange(handle, round)
+        exchange = SliceExchange(handle, round)
         with self._summing:
             if self.error is None:
-                self._sum(exchange)
+                self._sum_exchange(exchange)
             self._queue.append(exchange)
             if self.error is not None:
                 self._let_go(self.error)
@@ -122,8 +122,8 @@ class HostCarrier:
         if self._packing.codec() is not None or shm.opened_with_rows(handle):
             return False
         try:
-            if self._sending.acquire(blocking=False) and (exchange := self._opened(handle, plan)):
-                self._exchange(exchange, plan)
+            if self._sending.acquire(blocking=False) and (exchange := self._sum_small(handle, plan)):
+                self._send_exchange(exchange, plan)
         except KVStoreError:  # the thread meets it, too
             pass
         finally:
@@ -135,7 +135,7 @@ class HostCarrier:
                 self._see_to_rest()
         return call.finish()
 
-    def _opened(self, handle: Handle, plan: SlicePlan) -> Exchange | None:
+    def _sum_small(self, handle: Handle, plan: SlicePlan) -> SliceExchange | None:
         """Sum a small round that this thread has opened, and queue it; None: another thread does.
 
         If this is interrupted, whichever thread of this worker waits next, or looks after it, does it again.
@@ -144,7 +144,7 @@ class HostCarrier:
         try:
             if not handle.begin_plan():
                 return None
-            exchange = Exchange(handle, handle.complete + 1)
+            exchange = SliceExchange(handle, handle.complete + 1)
             with self._summing:
                 if self.error is None:
                     total = handle.value(other=True)
@@ -162,12 +162,12 @@ class HostCarrier:
                 self._let_go(self.error)
         self._client.driver.wake()
 
-    def _sum(self, exchange: Exchange) -> None:
+    def _sum_exchange(self, exchange: SliceExchange) -> None:
         if (of_rows := self._region.total_of_rows(exchange.handle)) is not None:
             self._sums[exchange] = of_rows
             return
         total = exchange.handle.value(other=True)
-        if self._codec(exchange.handle) is None:
+        if self._slice_codec(exchange.handle) is None:
             near = self._shared.place(*exchange, self._parts[exchange.handle.key].server)
             total = total if near is None else near
         shm.sum_opened(exchange.handle, total)
@@ -203,22 +203,24 @@ class HostCarrier:
             if patiently and self._thread.ident is not None:
                 # First: once this worker rests, another may pack the next rounds, from these residuals.
                 opened = [one for _, several in self._open for one in several]
-                self._hand_in([request for one in opened for request in self._held(one, RecordKind.PUSH)])
+                self._hand_in(
+                    [request for one in opened for request in self._hold_requests(one, RecordKind.PUSH)]
+                )
                 self.hand_in_rest()
         finally:
             self._shared.close()
 
     def hand_in_rest(self) -> None:
         """Be waited for no longer by the host; its last worker pushes what nobody has opened."""
-        if not self._region.retire() or not self._can_push:
+        if not self._region.retire_worker() or not self._can_push:
             return
         self._client.driver.forget_reads()  # else a push would wait for the value of the round before it
         requests, nbytes = [], 0
-        for handle, round, total in self._region.unopened():
+        for handle, round, total in self._region.sum_unopened():
             if handle.key not in self._parts:
                 log.warning("worker %d leaves what others pushed into %r", self._client.rank, handle.key)
                 continue
-            requests += self._requests(Exchange(handle, round), RecordKind.PUSH, total)
+            requests += self._sum_requests(SliceExchange(handle, round), RecordKind.PUSH, total)
             nbytes += total.data.nbytes if isinstance(total, RowSparseArray) else total.nbytes
             if nbytes > _PORTION:
                 self._hand_in(requests)
@@ -237,7 +239,7 @@ class HostCarrier:
 
     # ------------------------------------------------------------------------------------- in the thread
 
-    def _run(self) -> None:
+    def _send_queued(self) -> None:
         try:
             while not self._stopping or self._queue or self._left:
                 if self._sending.acquire(timeout=_PAUSE):
@@ -261,16 +263,16 @@ class HostCarrier:
     def _send_all(self) -> None:
         """Send what was summed here since the last time."""
         while self._left:
-            self._end(*self._left[0])
+            self._end_call(*self._left[0])
             self._left.popleft()
         if len(self._queue) == 1 and not self._open and self._is_plain(self._queue[0]):
             self._exchange_first()
-        exchanges: list[Exchange] = []
+        exchanges: list[SliceExchange] = []
         requests: list[PartRequest] = []
         self._open.append((PendingOperation(), exchanges))  # known to `_give_up` from here on
         while self._queue:
             exchanges.append(self._queue.popleft())
-            held = self._held(exchanges[-1], RecordKind.PUSHPULL)
+            held = self._hold_requests(exchanges[-1], RecordKind.PUSHPULL)
             requests += held
             if not held:
                 self._sums.pop(exchanges.pop(), None)
@@ -279,7 +281,7 @@ class HostCarrier:
         else:
             self._open.pop()
 
-    def _is_plain(self, exchange: Exchange) -> bool:
+    def _is_plain(self, exchange: SliceExchange) -> bool:
         """Whether a sum is small, and sent as it is."""
         small = 0 < exchange.handle.nbytes < SHARED_BYTES
         return small and exchange not in self._sums and self._packing.codec() is None
@@ -287,24 +289,26 @@ class HostCarrier:
     def _exchange_first(self) -> None:
         """Send a plain sum, and wait a little for the answer, if nothing else is under way."""
         exchange = self._queue[0]
-        plan = self._plan(exchange.handle)
+        plan = self._slice_plan(exchange.handle)
         with exchange.work() as held:
             if not held:
                 return
             plan.sent[...] = exchange.handle.value(other=True)
-        self._exchange(exchange, plan)
+        self._send_exchange(exchange, plan)
 
-    def _exchange(self, exchange: Exchange, plan: SlicePlan) -> None:
+    def _send_exchange(self, exchange: SliceExchange, plan: SlicePlan) -> None:
         """Send one of the queue, from this process's memory, and wait a little; or leave it there."""
         handle, round = exchange
         head = PushHead(round, *self._settings(handle, round))
-        call = QuickExchange(plan, head, partial(self._requests, exchange, RecordKind.PUSHPULL, plan.sent))
+        call = QuickExchange(
+            plan, head, partial(self._sum_requests, exchange, RecordKind.PUSHPULL, plan.sent)
+        )
         try:
             if not self._client.driver.begin(call):
                 return
             if len(self._queue) > 1:  # another thread has looked whom to wake before this call was there
                 self._client.driver.wake()
-            self._end(call, exchange)
+            self._end_call(call, exchange)
         except BaseException as error:
             if call.is_counting:
                 self._client.give_up_half(call.what, error)
@@ -314,7 +318,7 @@ class HostCarrier:
             raise
         self._queue.remove(exchange)
 
-    def _end(self, call: QuickExchange, exchange: Exchange) -> None:
+    def _end_call(self, call: QuickExchange, exchange: SliceExchange) -> None:
         """Wait a little for an answer; what has none then goes on as a usual operation."""
         handle, round = exchange
         operation = self._client.driver.end(call)
@@ -328,7 +332,7 @@ class HostCarrier:
             self._plans.pop(handle, None)  # its memory is the operation's
             self._open.append((operation, [exchange]))
 
-    def _plan(self, handle: Handle) -> SlicePlan:
+    def _slice_plan(self, handle: Handle) -> SlicePlan:
         plan, part = self._plans.get(handle), self._parts[handle.key]
         if plan is None or plan.part is not part:
             if len(self._plans) >= _PLANS:
@@ -336,52 +340,54 @@ class HostCarrier:
             plan = self._plans[handle] = SlicePlan(self._client, handle, part)
         return plan
 
-    def _held(self, exchange: Exchange, kind: RecordKind) -> list[PartRequest]:
+    def _hold_requests(self, exchange: SliceExchange, kind: RecordKind) -> list[PartRequest]:
         """Ask a server to take in what this worker carries; nothing, if another has taken it over."""
         with exchange.work() as held:  # packing writes to the host's memory
-            return self._requests(exchange, kind, self._sums.get(exchange)) if held else []
+            return self._sum_requests(exchange, kind, self._sums.get(exchange)) if held else []
 
-    def _requests(
-        self, exchange: Exchange, kind: RecordKind, total: RowSparseArray | Array | None
+    def _sum_requests(
+        self, exchange: SliceExchange, kind: RecordKind, total: RowSparseArray | Array | None
     ) -> list[PartRequest]:
         """Ask a server to take a sum in: this one, or what was summed when the round was opened."""
         handle, round = exchange
         part = self._parts[handle.key]
         version, clock = self._settings(handle, round)
-        head, take = (kind, part.id, 0, round, version, clock), partial(self._take, exchange)
+        head, take = (kind, part.id, 0, round, version, clock), partial(self._receive_answer, exchange)
         if isinstance(total, RowSparseArray):
             answered = take if kind == RecordKind.PUSHPULL else None
-            return self._region.rows.requests(handle, round, version, clock, part, total, answered)
+            return self._region.rows.push_requests(handle, round, version, clock, part, total, answered)
         if (there := self._shared.payload(handle, round)) is not None:
             return [PartRequest(part.server, Record(*head, **there), (), take, part)]
         total = handle.value(other=True) if total is None else total
         coding: tuple[int, float] = (0, 0.0)
-        if (codec := self._codec(handle)) is not None:
+        if (codec := self._slice_codec(handle)) is not None:
             total, coding = self._packing.pack(handle, round, total, codec), codec.compiled or coding
         data = as_bytes(total)
         record = Record(*head, *coding, place=PayloadLocation.FRAME, nbytes=len(data))
         return [PartRequest(part.server, record, (data,), take, part)]
 
-    def _codec(self, handle: Handle) -> Codec | None:
+    def _slice_codec(self, handle: Handle) -> Codec | None:
         """Return what packs the sums of a key; None: nothing does."""
         codec = self._packing.codec()
         packs = codec is not None and codec.compiled is not None and handle.dtype == np.float32
         packs = packs and not is_side(handle.key)
         return codec if packs else None
 
-    def _take(self, exchange: Exchange, part: Slice, record: Record, frames: Sequence[Any]) -> bool:
+    def _receive_answer(
+        self, exchange: SliceExchange, part: Slice, record: Record, frames: Sequence[Any]
+    ) -> bool:
         """Put what a server answers where all workers of the host read it; False: ask for it once more."""
         handle, round = exchange
         with exchange.work() as held:
             if held:  # else another has taken it over, and the memory is that of a later round
-                if not self._write(handle, part, record, frames):
+                if not self._write_answer(handle, part, record, frames):
                     return False
                 shm.close_if_opener(handle, round, True)
         self._sums.pop(exchange, None)
         self._shared.give_back(handle, round)
         return True
 
-    def _write(self, handle: Handle, part: Slice, record: Record, frames: Sequence[Any]) -> bool:
+    def _write_answer(self, handle: Handle, part: Slice, record: Record, frames: Sequence[Any]) -> bool:
         """Write an answer to the host's memory, where it has a place; False: it is to come in a frame."""
         if self._region.rows.is_table(handle):
             return True

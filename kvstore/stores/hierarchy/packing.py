@@ -47,7 +47,7 @@ class HostPacking:
         self._codec: Codec | None = None
         if job.returned():
             with shm.RegionLock(job):
-                self._set = max(0, self._read()["set"] - 1)
+                self._set = max(0, self._read_codec()["set"] - 1)
 
     def set(self, codec: Codec) -> None:
         """Pack from the next round of each key on; ConfigError: another worker has set another codec."""
@@ -55,7 +55,7 @@ class HostPacking:
             raise CapabilityError(f"hosts do not pack with {codec.name!r}, which has no kernels; {_FLAT}")
         wanted = {"set": self._set + 1, "codec": {"type": codec.name, **codec.config()}}
         with shm.RegionLock(self._job):
-            there = self._read()
+            there = self._read_codec()
             if there["set"] < wanted["set"]:
                 shm.set_settings(self._job, json.dumps(wanted).encode())
             elif there["set"] == wanted["set"] and there != wanted:  # else the other worker has set two since
@@ -65,7 +65,7 @@ class HostPacking:
                 )
         self._set += 1
 
-    def _read(self) -> dict[str, Any]:
+    def _read_codec(self) -> dict[str, Any]:
         text = shm.settings(self._job)
         return json.loads(text) if text else {"set": 0, "codec": None}
 
@@ -74,7 +74,7 @@ class HostPacking:
         version = shm.settings_version(self._job)
         if version != self._version:
             with shm.RegionLock(self._job):
-                version, found = shm.settings_version(self._job), self._read()
+                version, found = shm.settings_version(self._job), self._read_codec()
             self._codec = create(found["codec"]) if found["codec"] else None
             self._version = version  # last: two threads call this
         return self._codec
@@ -84,49 +84,50 @@ class HostPacking:
         assert codec.compiled is not None
         residual = None
         if codec.feedback:
-            before, residual = self._residuals(handle, codec, round)
+            before, residual = self._round_residuals(handle, codec, round)
             np.copyto(residual, before)
         words = np.empty(cpu.encoded_bytes(codec.compiled[0], total.size), np.uint8)
         cpu.encode(*codec.compiled, [total], residual, words)
         return words
 
-    def move(self, before: Sequence[Handle], now: Sequence[Handle]) -> None:
+    def move_residuals(self, before: Sequence[Handle], now: Sequence[Handle]) -> None:
         """Move the residuals of a key to other slices. No worker of the host may push the key during this."""
-        records = [_record(handle) for handle in before]
+        records = [_residual_record(handle) for handle in before]
         if None in records:
             return
         newest = [
-            _arrays(handle, one)[handle.complete % 2] for handle, one in zip(before, records, strict=True)
+            _residual_arrays(handle, one)[handle.complete % 2]
+            for handle, one in zip(before, records, strict=True)
         ]
         whole, at = np.concatenate(newest), 0
         for handle in now:
-            begun = _begun(handle, records[0]["codec"])[handle.complete % 2]
+            begun = _new_residuals(handle, records[0]["codec"])[handle.complete % 2]
             begun[...] = whole[at : at + begun.size]
             at += begun.size
 
-    def _residuals(self, handle: Handle, codec: Codec, round: int) -> tuple[Array, Array]:
+    def _round_residuals(self, handle: Handle, codec: Codec, round: int) -> tuple[Array, Array]:
         """Return the residuals of the round before and of this round; zeros if the codec has changed."""
-        record = _record(handle)
+        record = _residual_record(handle)
         there = (
-            _begun(handle, codec.name)
+            _new_residuals(handle, codec.name)
             if record is None or record["codec"] != codec.name
-            else _arrays(handle, record)
+            else _residual_arrays(handle, record)
         )
         return there[(round - 1) % 2], there[round % 2]
 
 
-def _record(handle: Handle) -> Any:
+def _residual_record(handle: Handle) -> Any:
     """Return the codec and the offsets of a slice's residuals; None: it has none."""
     _, text = handle.record()
     return json.loads(text) if text else None
 
 
-def _arrays(handle: Handle, record: Any) -> list[Array]:
+def _residual_arrays(handle: Handle, record: Any) -> list[Array]:
     """Return both residuals of a slice."""
     return [handle.region_array(at, handle.shape, np.dtype(np.float32)) for at in record["at"]]
 
 
-def _begun(handle: Handle, codec: str) -> list[Array]:
+def _new_residuals(handle: Handle, codec: str) -> list[Array]:
     """Return new residuals of a slice, all 0."""
     made = [handle.new_state(handle.shape, np.dtype(np.float32), at) for at in range(2)]
     for _, array in made:

@@ -49,15 +49,15 @@ class HostPusher(RoundPusher):
             raise errors[0]
 
     def _copy_to_slots(self, pairs: Dense, divisor: int = 1) -> None:
-        self._reserve(pairs)
-        for portion in _portions(pairs):
+        self._reserve_memory(pairs)
+        for portion in _call_portions(pairs):
             handles = [handle for handle, _ in portion]
             with super().one_call(handles):
                 super()._copy_to_slots(portion, divisor)
             if portion[-1] is not pairs[-1]:  # after the last one, the caller opens rounds
-                self._open(handles)
+                self._open_rounds(handles)
 
-    def _reserve(self, pairs: Dense) -> None:
+    def _reserve_memory(self, pairs: Dense) -> None:
         """Reserve memory for the whole call, so that nothing arrives if there is too little."""
         for handle, _ in pairs:
             slot = handle, handle.arrived & 1
@@ -65,7 +65,7 @@ class HostPusher(RoundPusher):
                 shm.slot(handle)
                 self._has_memory.add(slot)
 
-    def _open(self, handles: list[shm.Handle]) -> None:
+    def _open_rounds(self, handles: list[shm.Handle]) -> None:
         """Open the rounds for which this worker was the last to arrive.
 
         Errors of failed ones are raised later.
@@ -77,7 +77,7 @@ class HostPusher(RoundPusher):
             self._call.errors.append(error)
 
 
-def _portions(pairs: Dense) -> Iterator[Dense]:
+def _call_portions(pairs: Dense) -> Iterator[Dense]:
     portion, nbytes = [], 0
     for pair in pairs:
         portion.append(pair)

@@ -61,9 +61,9 @@ class SlicePlan(CallPlan):
         whole = msgspec.structs.replace(part, start=0, stop=self.sent.size)
         slice_ = cast("DistKey", _OnlySlice(str(handle.key), (whole,), handle.like))
         super().__init__(RecordKind.PUSHPULL, [slice_], client)
-        self.arrays = self._plain(self.sent), self._plain(self.received)
+        self.arrays = self._is_plain(self.sent), self._is_plain(self.received)
 
-    def _plain(self, array: Array) -> Arrays:
+    def _is_plain(self, array: Array) -> Arrays:
         found = cpu.plain_arrays([array], self.likes, True)
         assert found is not None
         return found

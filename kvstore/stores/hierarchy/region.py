@@ -64,7 +64,7 @@ class HostUpdater(JobUpdater):
             raise
 
 
-def noted(failure: Failure) -> str:
+def failure_text(failure: Failure) -> str:
     """Return the text from which `HostWaitErrors` makes an error; a long text may be cut at its end."""
     head = msgspec.structs.replace(failure, text="")
     return f"{msgspec.json.encode(head).decode()}\n{failure.text}"
@@ -73,7 +73,7 @@ def noted(failure: Failure) -> str:
 class HostWaitErrors(WaitErrors):
     """Errors in the servers' answers reach every worker of the host with their type."""
 
-    _of = ""  # the job has more workers than the region
+    _of_size = ""  # the job has more workers than the region
 
     def _error_of(self, handle: Handle, round: int, text: str | None) -> KVStoreError:
         head, _, why = (text or "").partition("\n")
@@ -83,10 +83,10 @@ class HostWaitErrors(WaitErrors):
             why = text or "there was no memory for the cause"
             return KVStoreError(f"round {round} of key {handle.key!r} failed: {why}")
 
-    def waiting(self, handle: Handle | None, missing: Missing | None, what: str, waited: float) -> str:
+    def waiting_text(self, handle: Handle | None, missing: Missing | None, what: str, waited: float) -> str:
         """Describe a wait of this worker, for workers of its host or for other hosts."""
-        if handle is None or self.absent(handle, missing):
-            return super().waiting(handle, missing, what, waited)
+        if handle is None or self.missing_workers(handle, missing):
+            return super().waiting_text(handle, missing, what, waited)
         return (
             f"worker {self._rank} has waited {waited:.0f} s on round {handle.complete + 1} of key "
             f"{handle.key!r} for the sums of other hosts; look there for a worker that is slow or waits"
@@ -130,7 +130,7 @@ class HostWaiter(RoundWaiter):
 
     def open_next(self, handle: Handle) -> None:
         """Open the next round of a key, if all parts are there and no waiting worker does."""
-        self._help(shm.Call(handle, [], False))
+        self._help_call(shm.Call(handle, [], False))
 
 
 class HostRegion(SharedBackend):
@@ -151,12 +151,12 @@ class HostRegion(SharedBackend):
         self._place, self._ranks, self._check, self._others = place, ranks, check, others
         self._listening = listening
         super().__init__(config)
-        self._updater.set_updater(self.hand_over)
+        self._updater.set_updater(self.mark_callable)
         self.job, self.waits = self._job, self._waiter
         #: The rows that are pushed to keys of this worker.
         self.rows = HostRows()
 
-    def _register(self) -> JobRegistration:
+    def _enter_region(self) -> JobRegistration:
         # A message of the network takes longer than a wake-up, and any worker with a processor may receive
         # it.
         crowded = len(self._ranks) > len(os.sched_getaffinity(0))
@@ -178,7 +178,7 @@ class HostRegion(SharedBackend):
         waiter = self._waiter
         return HostPusher(self._job, self._gpus, rows, waiter, waiter.open_next)
 
-    def hand_over(self, *_: object) -> None:
+    def mark_callable(self, *_: object) -> None:
         """Mark the updater as a callable; `carry_with` sets the carrier."""
 
     def carry_with(self, carry: Carry, give_up: GiveUp) -> None:
@@ -226,11 +226,13 @@ class HostRegion(SharedBackend):
         if receives:
             self._waiter.read([call])
         elif call.help() != shm.TICK or call.handle.has_failed(call.round):
-            self._waiter.help([call])
+            self._waiter.begin_work([call])
 
-    def _sources(self, groups: list[Group]) -> tuple[Dense, Sparse]:
+    def _check_sources(self, groups: list[Group]) -> tuple[Dense, Sparse]:
         """Return rows unchanged: they are checked, and the region does not have the form of their keys."""
-        dense, _ = super()._sources([one for one in groups if not isinstance(one[1][0], RowSparseArray)])
+        dense, _ = super()._check_sources(
+            [one for one in groups if not isinstance(one[1][0], RowSparseArray)]
+        )
         rows = [one for one in groups if isinstance(one[1][0], RowSparseArray)]
         return dense, [(self._arguments.handle(key), values) for key, values in rows]
 
@@ -238,17 +240,17 @@ class HostRegion(SharedBackend):
         """Sum the round that this worker has opened, if it has parts that are rows."""
         if not shm.opened_with_rows(handle):
             return None
-        return self.rows.total(handle, shm.opened_sources(handle))
+        return self.rows.sum_parts(handle, shm.opened_sources(handle))
 
-    def settle(self, handles: Sequence[Handle]) -> None:
+    def complete_rounds(self, handles: Sequence[Handle]) -> None:
         """Complete the rounds that this worker has pushed into."""
         self._waiter.check_open()
         for handle in handles:
-            self._waiter.settle(handle)
+            self._waiter.complete_pushed(handle)
 
-    def settle_all(self) -> None:
+    def complete_all_pushed(self) -> None:
         """Complete all rounds that this worker has pushed into."""
-        self._waiter.settle_all()
+        self._waiter.complete_all_pushed()
 
     def open_next(self) -> None:
         """Open the rounds of dead openers that no worker waits for."""
@@ -256,7 +258,7 @@ class HostRegion(SharedBackend):
         for handle in self._keys.with_open_rounds():
             self._waiter.open_next(handle)
 
-    def meet(self) -> int:
+    def meet_at_barrier(self) -> int:
         """Wait until every worker of the host has reached its next barrier; return the number of that."""
         self._waiter.check_writing()
         job, number = self._job, self._job.arrive_at_barrier()
@@ -268,25 +270,25 @@ class HostRegion(SharedBackend):
         self._waiter.joined = True
         self._job.stop_taking_part()
 
-    def retire(self) -> bool:
+    def retire_worker(self) -> bool:
         """Let no round wait for this worker; return whether rounds of the host waited for no other."""
         self._job.detect_losses()  # dead workers do not count
         with contextlib.suppress(InterruptedError):  # fenced: then other workers remain
             return self._job.retire()
         return False
 
-    def unopened(self) -> Iterator[tuple[Handle, int, RowSparseArray | Array]]:
+    def sum_unopened(self) -> Iterator[tuple[Handle, int, RowSparseArray | Array]]:
         """Sum the unopened rounds of the host's workers: keys, rounds and sums."""
         for handle in self._keys.all():
             first = handle.complete + 1
             for round in (first, first + 1):  # a push waits for the round before the last
                 # Without use of a key, this worker does not know the form of its rows: see the carrier.
-                merge = partial(self.rows.total, handle) if self.rows.knows(handle) else tuple
+                merge = partial(self.rows.sum_parts, handle) if self.rows.knows_slice(handle) else tuple
                 if (total := shm.sum_unopened(handle, round, merge)) is not None:
                     yield handle, round, total
 
     @property
-    def fenced(self) -> bool:
+    def is_fenced(self) -> bool:
         """Whether the other workers of the host have declared this worker lost."""
         return self._job.check_membership() == shm.FENCED
 
@@ -294,6 +296,6 @@ class HostRegion(SharedBackend):
         """Declare this worker lost: other workers of the host complete its work."""
         self._job.declare_lost()
 
-    def memory(self, like: Array) -> Array:
+    def new_memory(self, like: Array) -> Array:
         """Return a new array in the region."""
         return self._job.empty(like.shape, like.dtype)

@@ -20,7 +20,7 @@ from ..parameter_server.protocol.payload_bytes import as_bytes
 from ..parameter_server.worker.key_directory import DistKey
 from ..parameter_server.worker.operations import PartRequest, Take
 from ..parameter_server.worker.request_builder import lines_of, split_rows
-from ..rows import merged
+from ..rows import sum_rows
 from ..shared.native import _shared as shm
 from ..shared.rows import rows_at
 
@@ -53,13 +53,13 @@ class HostRows:
     def __init__(self) -> None:
         self._slices: dict[Key, SliceOfRows] = {}
 
-    def note(self, name: Key, key: DistKey, part: Slice) -> None:
+    def note_slice(self, name: Key, key: DistKey, part: Slice) -> None:
         """Record a slice, by its name in the region."""
         if key.sparse or key.takes_rows:
             first = part.start if key.sparse else part.start // key.line
             self._slices[name] = SliceOfRows(key.sparse, first, _shape_in_lines(key), key.dtype)
 
-    def knows(self, handle: Handle) -> bool:
+    def knows_slice(self, handle: Handle) -> bool:
         """Return whether rows may be pushed to a slice, as far as this worker knows."""
         return handle.key in self._slices
 
@@ -68,7 +68,7 @@ class HostRows:
         known = self._slices.get(handle.key)
         return known is not None and known.sparse
 
-    def total(self, handle: Handle, sources: Sequence[int | Array]) -> RowSparseArray | Array:
+    def sum_parts(self, handle: Handle, sources: Sequence[int | Array]) -> RowSparseArray | Array:
         """Sum the parts of a round, in private memory: to rows, or to a dense value if one part is dense."""
         of = self._slices[handle.key]
         parts = [
@@ -77,12 +77,12 @@ class HostRows:
         ]
         rows = [part for part in parts if isinstance(part, RowSparseArray)]
         if len(rows) == len(parts):
-            return merged(rows)
+            return sum_rows(rows)
         total = np.empty(handle.shape, handle.dtype)
-        cpu.reduce([([_dense(part, of, handle) for part in parts], total, [])])
+        cpu.reduce([([_dense_part(part, of, handle) for part in parts], total, [])])
         return total
 
-    def requests(
+    def push_requests(
         self,
         handle: Handle,
         round: int,
@@ -127,7 +127,7 @@ def _shape_in_lines(key: DistKey) -> tuple[int, int]:
     return key.shape[0] * key.row_size // key.line if key.line else key.shape[0], key.line
 
 
-def _dense(part: RowSparseArray | Array, of: SliceOfRows, handle: Handle) -> Array:
+def _dense_part(part: RowSparseArray | Array, of: SliceOfRows, handle: Handle) -> Array:
     """Return a part as an array of its slice."""
     if not isinstance(part, RowSparseArray):
         return part

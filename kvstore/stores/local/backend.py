@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...arrays import pages
 from ...arrays.grouping import Group, Key, key_kind_error
-from ...arrays.host import template
+from ...arrays.host import shape_template
 from ...arrays.sparse import RowSparseArray, kind_of
 from ...compression import Codec, Feedback
 from ...errors import ArrayError, KeyNotFoundError
@@ -22,25 +22,25 @@ from ...settings.options import StoreConfig
 from ..entry import (
     Array,
     Deliver,
-    Entry,
+    StoredKey,
     check_shape,
-    conversion,
     dense_out,
     dense_source,
     first_value,
     not_row_sparse,
+    out_conversion,
     row_ids,
     sparse_outs,
     sparse_source,
 )
-from ..key_lists import Columns, KeyLists
+from ..key_lists import KeyColumns, KeyLists
 from ..protocol import Backend, Kind, done_and_counted
 from ..store_table import StoreTable
-from ..update import UserUpdater, Work, apply_with, emit
-from .bound import BoundCall, bind, columns_of
+from ..update import UserUpdater, Work, apply_with, emit_outs
+from .bound import BoundCall, bind_call, columns_of
 
 if TYPE_CHECKING:
-    from ...optimizer.states import Content
+    from ...optimizer.states import StatesContent
 
 log = logging.getLogger("kvstore.local")
 
@@ -62,9 +62,9 @@ class LocalBackend(Backend):
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
         self._apply = apply_with(None)
-        self._entries: dict[Key, Entry] = {}
+        self._entries: dict[Key, StoredKey] = {}
         self._quick = self._entries  # empty while times are recorded
-        self._lists: KeyLists[Columns[Entry]] = KeyLists()
+        self._lists: KeyLists[KeyColumns[StoredKey]] = KeyLists()
         self._told: set[Key] = set()
         if config.threads:
             cpu.set_threads(config.threads)
@@ -84,7 +84,7 @@ class LocalBackend(Backend):
         """Copy one value for each new key."""
         new = [(key, self._first_value(key, values)) for key, values in groups if values]
         first = len(self._entries)
-        self._entries.update({key: Entry(key, first + i, value) for i, (key, value) in enumerate(new)})
+        self._entries.update({key: StoredKey(key, first + i, value) for i, (key, value) in enumerate(new)})
         self._lists.clear()
 
     def assign(self, groups: list[Group]) -> None:
@@ -97,9 +97,9 @@ class LocalBackend(Backend):
                 entry.table.drop_old_states(self.updater)
             entry.assign(value)
             if self.updater is not None and entry.dtype.itemsize == 2:
-                self._follow(self.updater, entry)
+                self._update_master(self.updater, entry)
 
-    def _follow(self, updater: Updater, entry: Entry) -> None:
+    def _update_master(self, updater: Updater, entry: StoredKey) -> None:
         """Update the float32 copy of a 16-bit weight after a change outside of pushes."""
         if entry.table is None:
             updater.follow(entry.key, entry.value)
@@ -122,14 +122,14 @@ class LocalBackend(Backend):
             apply.dense([work])
             counters.end_work(apply.phase, begin, MEMORY, work[0].slice, work[1], ())
             return
-        dense, sparse = self._sources(groups)
-        self._push([(entry, srcs, []) for entry, srcs in dense], sparse)
+        dense, sparse = self._check_sources(groups)
+        self._push_values([(entry, srcs, []) for entry, srcs in dense], sparse)
 
     def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
         """Copy the stored value to every array of each key."""
         if len(groups) == 1 and (work := self._plain_pull(*groups[0])) is not None:
             begin = self._counters.begin()
-            emit([work])
+            emit_outs([work])
             self._counters.end_work(MOVING, begin, MEMORY, work[0].slice, (), work[2], 0)
             return
         if not groups:
@@ -142,9 +142,9 @@ class LocalBackend(Backend):
             if len(dense) < len(outs):
                 tables += self._sparse_outs(entry, outs, ignore_sparse)
             if dense:
-                batch.append((entry, [], self._outs(entry, dense, later)))
+                batch.append((entry, [], self._out_arrays(entry, dense, later)))
         begin = self._counters.begin()
-        emit(batch)
+        emit_outs(batch)
         for table, out in tables:
             table.copy_rows(out, None)
             self._counters.move(MEMORY, 0, out.data.nbytes)
@@ -170,12 +170,12 @@ class LocalBackend(Backend):
             self.pull(outs, ignore_sparse=True)
             return
         later: list[Deliver] = []
-        dense, sparse = self._sources(groups)
+        dense, sparse = self._check_sources(groups)
         targets = dict(groups if outs is None else outs)
         batch = [(entry, srcs, self._fused_outs(entry, targets, later)) for entry, srcs in dense]
         rest = [(key, arrays) for key, arrays in targets.items() if arrays]
         self._check_outs(rest)
-        self._push(batch, sparse)
+        self._push_values(batch, sparse)
         if later:
             begin = self._counters.begin()
             for deliver in later:
@@ -220,8 +220,8 @@ class LocalBackend(Backend):
 
     def quick_pull(self, key: Any, out: Any) -> bool | Callable[[], None]:
         """Do the same for a `pull`; for lists only."""
-        columns = self._lists.find(key, self._columns) if type(key) is list else None
-        found = None if columns is None else columns.found(out, write=True)
+        columns = self._lists.find(key, self._key_columns) if type(key) is list else None
+        found = None if columns is None else columns.checked_arrays(out, write=True)
         if columns is None or found is None:
             return False
         begin = self._counters.begin()
@@ -231,17 +231,17 @@ class LocalBackend(Backend):
 
     def _push_columns(self, names: list[Any], value: Any, out: Any) -> bool:
         """Push, and write the outs if there are any; False: nothing has happened."""
-        columns = self._lists.find(names, self._columns)
+        columns = self._lists.find(names, self._key_columns)
         if columns is None or not self.may_push(columns):
             return False
-        values = columns.found(value, write=out is value)
-        outs = values if out is value or out is None else columns.found(out, write=True)
+        values = columns.checked_arrays(value, write=out is value)
+        outs = values if out is value or out is None else columns.checked_arrays(out, write=True)
         if values is None or outs is None:
             return False
         self.push_columns(columns, values[0], None if out is None else outs[0])
         return True
 
-    def may_push(self, columns: Columns[Entry]) -> bool:
+    def may_push(self, columns: KeyColumns[StoredKey]) -> bool:
         """Return whether pushes to these keys need nothing but arrays."""
         apply = self._apply
         return (
@@ -250,7 +250,9 @@ class LocalBackend(Backend):
             and not (columns.integral and apply.phase == UPDATING)
         )
 
-    def push_columns(self, columns: Columns[Entry], values: list[Array], outs: list[Array] | None) -> None:
+    def push_columns(
+        self, columns: KeyColumns[StoredKey], values: list[Array], outs: list[Array] | None
+    ) -> None:
         """Sum, update, write the outs; each key has one value, and one out or none."""
         counters, apply = self._counters, self._apply
         begin = counters.begin()
@@ -258,7 +260,7 @@ class LocalBackend(Backend):
         received = 0 if outs is None else columns.nbytes
         counters.passed(apply.phase, begin, MEMORY, columns.nbytes, received, len(values))
 
-    def _columns(self, names: list[Key]) -> Columns[Entry] | None:
+    def _key_columns(self, names: list[Key]) -> KeyColumns[StoredKey] | None:
         """Return the common part of calls with this list of keys, if all are dense and distinct."""
         entries = [self._entries.get(name) for name in names]
         dense = [entry for entry in entries if entry is not None and entry.table is None]
@@ -266,14 +268,14 @@ class LocalBackend(Backend):
 
     def bind(self, groups: list[Group], outs: list[Group] | None) -> BoundCall:
         """Check a call once, and return a callable that repeats it."""
-        return bind(self, groups, outs)
+        return bind_call(self, groups, outs)
 
     # The usual call, one dense key with plain arrays, in few steps. None: use the general path, which reports
     # errors.
 
     def _plain_work(
         self, pushed: Group, outs: Sequence[Group]
-    ) -> tuple[Entry, list[Array], list[Array]] | None:
+    ) -> tuple[StoredKey, list[Array], list[Array]] | None:
         key, values = pushed
         entry = self._entries.get(key)
         if (
@@ -293,16 +295,16 @@ class LocalBackend(Backend):
         self._apply.check(entry)
         return entry, values, pulled[2]
 
-    def _plain_pull(self, key: Key, outs: list[Any]) -> tuple[Entry, list[Array], list[Array]] | None:
+    def _plain_pull(self, key: Key, outs: list[Any]) -> tuple[StoredKey, list[Array], list[Array]] | None:
         entry = self._entries.get(key)
         if entry is None or entry.table is not None or cpu.first_misfit(outs, entry.value, True) >= 0:
             return None
         return entry, [], outs
 
-    def _push(
+    def _push_values(
         self,
-        dense: list[tuple[Entry, list[Array], list[Array]]],
-        sparse: list[tuple[Entry, list[RowSparseArray]]],
+        dense: list[tuple[StoredKey, list[Array], list[Array]]],
+        sparse: list[tuple[StoredKey, list[RowSparseArray]]],
     ) -> None:
         if len(dense) + len(sparse) > 1 and any(entry.table is None for entry, _ in sparse):
             self._push_one_by_one(dense, sparse)
@@ -322,13 +324,13 @@ class LocalBackend(Backend):
 
     def _push_one_by_one(
         self,
-        dense: list[tuple[Entry, list[Array], list[Array]]],
-        sparse: list[tuple[Entry, list[RowSparseArray]]],
+        dense: list[tuple[StoredKey, list[Array], list[Array]]],
+        sparse: list[tuple[StoredKey, list[RowSparseArray]]],
     ) -> None:
         """Update dense keys, then tables, in the order that all stores have."""
-        updates: list[tuple[Entry, Callable[[], None]]] = [
-            *((one[0], partial(self._push, [one], [])) for one in dense),
-            *((pair[0], partial(self._push, [], [pair])) for pair in sparse),
+        updates: list[tuple[StoredKey, Callable[[], None]]] = [
+            *((one[0], partial(self._push_values, [one], [])) for one in dense),
+            *((pair[0], partial(self._push_values, [], [pair])) for pair in sparse),
         ]
         for _, update in sorted(updates, key=lambda one: (one[0].table is not None, one[0].number)):
             update()
@@ -337,7 +339,7 @@ class LocalBackend(Backend):
         """Copy the requested rows to the outputs."""
         jobs: list[tuple[StoreTable, Array, RowSparseArray]] = []
         for key, pairs in wanted:
-            entry = self._entry(key)
+            entry = self._key_entry(key)
             if entry.table is None:
                 raise not_row_sparse(key)
             for out, ids in pairs:
@@ -395,7 +397,7 @@ class LocalBackend(Backend):
             if entry.table is not None and entry.table.has_own_state(updater)
         }
 
-    def adopt_states(self, content: Content) -> None:
+    def adopt_states(self, content: StatesContent) -> None:
         """Replace the states of the optimizer."""
         self._updater_set().adopt(content, self.key_templates())
 
@@ -411,7 +413,7 @@ class LocalBackend(Backend):
 
     def view(self, key: Key) -> Array | RowSparseArray:
         """Return the live memory of a key, read-only."""
-        entry = self._entry(key)
+        entry = self._key_entry(key)
         if entry.table is not None:
             return entry.table.view()
         view = entry.value.view()
@@ -428,14 +430,14 @@ class LocalBackend(Backend):
 
     def empty(self, key: Key) -> Array:
         """Return a new array on large pages."""
-        entry = self._entry(key)
+        entry = self._key_entry(key)
         if entry.table is not None:
             raise ArrayError(f"key {key!r} is row-sparse; empty makes dense arrays")
         return pages.empty(entry.shape, entry.dtype)
 
     def key_templates(self) -> dict[Key, Array]:
         """Return for each key an array of its shape and type that needs no memory."""
-        return {key: template(e.shape, e.dtype) for key, e in self._entries.items()}
+        return {key: shape_template(e.shape, e.dtype) for key, e in self._entries.items()}
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
         """Return sizes; all keys are in this process."""
@@ -466,9 +468,9 @@ class LocalBackend(Backend):
 
     # ----------------------------------------------------------------------------------------- checks
 
-    def _by_number(self, groups: list[Group]) -> list[tuple[Entry, list[Any]]]:
+    def _by_number(self, groups: list[Group]) -> list[tuple[StoredKey, list[Any]]]:
         """Sort entries into the order of updates, in which pull and pushpull write overlapping outs."""
-        found = [(self._entry(key), arrays) for key, arrays in groups]
+        found = [(self._key_entry(key), arrays) for key, arrays in groups]
         if len(found) > 1:
             found.sort(key=lambda pair: pair[0].number)
         return found
@@ -482,7 +484,7 @@ class LocalBackend(Backend):
         if isinstance(some, str) != isinstance(key, str):
             raise key_kind_error(key, type(some))
 
-    def _entry(self, key: Key) -> Entry:
+    def _key_entry(self, key: Key) -> StoredKey:
         try:
             return self._entries[key]
         except KeyError:
@@ -490,14 +492,14 @@ class LocalBackend(Backend):
         self._check_kind(key)
         raise KeyNotFoundError(f"key {key!r} is not initialised; call init or broadcast with it first")
 
-    def _sources(
+    def _check_sources(
         self, groups: list[Group]
-    ) -> tuple[list[tuple[Entry, list[Array]]], list[tuple[Entry, list[RowSparseArray]]]]:
+    ) -> tuple[list[tuple[StoredKey, list[Array]]], list[tuple[StoredKey, list[RowSparseArray]]]]:
         """Check all pushed values before any change; return dense and row-sparse work."""
-        dense: list[tuple[Entry, list[Array]]] = []
-        sparse: list[tuple[Entry, list[RowSparseArray]]] = []
+        dense: list[tuple[StoredKey, list[Array]]] = []
+        sparse: list[tuple[StoredKey, list[RowSparseArray]]] = []
         for key, values in groups:
-            entry = self._entries.get(key) or self._entry(key)
+            entry = self._entries.get(key) or self._key_entry(key)
             self._apply.check(entry)
             if self.feedback is not None and values:
                 self.feedback.check(key, values, entry.dtype)
@@ -514,7 +516,7 @@ class LocalBackend(Backend):
         sparse.sort(key=lambda pair: pair[0].number)
         return dense, sparse
 
-    def _outs(self, entry: Entry, outs: list[Any], later: list[Deliver]) -> list[Array]:
+    def _out_arrays(self, entry: StoredKey, outs: list[Any], later: list[Deliver]) -> list[Array]:
         """Return the arrays to fill; conversions and copies that follow are added to `later`."""
         if entry.table is None and cpu.first_misfit(outs, entry.value, True) < 0:
             return outs
@@ -524,31 +526,33 @@ class LocalBackend(Backend):
             if array.dtype == entry.dtype:
                 direct.append(array)
             else:
-                later.append(conversion(entry, array))
+                later.append(out_conversion(entry, array))
                 later.append(partial(self._counters.move, MEMORY, 0, entry.slice.nbytes))
             if deliver is not None:
                 later.append(deliver)
         return direct
 
-    def _fused_outs(self, entry: Entry, targets: dict[Key, list[Any]], later: list[Deliver]) -> list[Array]:
+    def _fused_outs(
+        self, entry: StoredKey, targets: dict[Key, list[Any]], later: list[Deliver]
+    ) -> list[Array]:
         """Remove a key's outs from `targets` if they can be written together with the sum."""
         outs = targets.get(entry.key, [])
         usual = entry.table is None and cpu.first_misfit(outs, entry.value, True) < 0
         if not usual and (entry.table is not None or any(isinstance(out, RowSparseArray) for out in outs)):
             return []
         targets[entry.key] = []
-        return outs if usual else self._outs(entry, outs, later)
+        return outs if usual else self._out_arrays(entry, outs, later)
 
     def _check_outs(self, rest: list[Group]) -> None:
         """Check before the push that the pull after it will work."""
         for key, outs in rest:
-            entry = self._entry(key)
+            entry = self._key_entry(key)
             for out in outs:
                 if not isinstance(out, RowSparseArray):
                     dense_out(entry, out)
 
     def _sparse_outs(
-        self, entry: Entry, outs: list[Any], ignore_sparse: bool
+        self, entry: StoredKey, outs: list[Any], ignore_sparse: bool
     ) -> list[tuple[StoreTable, RowSparseArray]]:
         wanted = sparse_outs(entry, entry.table is not None, outs, ignore_sparse, self._told, log)
         return [(entry.table, out) for out in wanted if entry.table is not None]

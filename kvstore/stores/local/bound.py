@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...arrays.grouping import Group
-from ...arrays.host import direct
+from ...arrays.host import direct_view
 from ...arrays.sparse import RowSparseArray
 from ...kernels import cpu
-from ..entry import Array, Entry
-from ..key_lists import Columns
+from ..entry import Array, StoredKey
+from ..key_lists import KeyColumns
 
 if TYPE_CHECKING:
     from .backend import LocalBackend
 
 #: A key with the arrays to sum and those to fill, all of them plain.
-Plain = list[tuple[Entry, list[Array], list[Array]]]
+Plain = list[tuple[StoredKey, list[Array], list[Array]]]
 
 
 class BoundCall:
     """A `pushpull` with fixed arrays."""
 
-    def fits(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Return whether keys and updates are unchanged since the plan was made."""
         return True
 
@@ -56,7 +56,7 @@ class HostCall(BoundCall):
         self._apply, self._feedback = backend._apply, backend.feedback
         self._columns = self._as_columns()
 
-    def fits(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Return whether updates and keys are the same."""
         backend = self._backend
         if backend._apply is not self._apply or backend.feedback is not self._feedback:
@@ -65,7 +65,7 @@ class HostCall(BoundCall):
 
     def is_current(self) -> bool:
         """Return whether these are NumPy arrays: their memory is not replaced while a view of it exists."""
-        return not self._exchangeable and self.fits()
+        return not self._exchangeable and self.is_unchanged()
 
     def run(self) -> None:
         """Sum, update, write the outs.
@@ -79,9 +79,9 @@ class HostCall(BoundCall):
             if cpu.first_misfit(values, entry.value) >= 0 or cpu.first_misfit(outs, entry.value, True) >= 0:
                 self._call.run()
                 return
-        self._backend._push(self._work, [])
+        self._backend._push_values(self._work, [])
 
-    def _as_columns(self) -> tuple[Columns[Entry], list[Array], list[Array]] | None:
+    def _as_columns(self) -> tuple[KeyColumns[StoredKey], list[Array], list[Array]] | None:
         """Return the arrays as columns, if several keys have one value and one out each."""
         work = self._work
         if len(work) < 2 or any(len(values) != 1 or len(outs) != 1 for _, values, outs in work):
@@ -91,7 +91,7 @@ class HostCall(BoundCall):
             return None
         return columns, [values[0] for _, values, _ in work], [outs[0] for _, _, outs in work]
 
-    def _run_columns(self, columns: Columns[Entry], values: list[Array], outs: list[Array]) -> None:
+    def _run_columns(self, columns: KeyColumns[StoredKey], values: list[Array], outs: list[Array]) -> None:
         fit = (
             cpu.plain_arrays(values, columns.likes) is not None
             and cpu.plain_arrays(outs, columns.likes, True) is not None
@@ -102,22 +102,22 @@ class HostCall(BoundCall):
             self._call.run()
 
 
-def columns_of(entries: list[Entry]) -> Columns[Entry]:
+def columns_of(entries: list[StoredKey]) -> KeyColumns[StoredKey]:
     """Return dense keys as columns."""
-    return Columns(entries, [entry.number for entry in entries], [entry.value for entry in entries])
+    return KeyColumns(entries, [entry.number for entry in entries], [entry.value for entry in entries])
 
 
-def bind(backend: LocalBackend, groups: list[Group], outs: list[Group] | None) -> BoundCall:
+def bind_call(backend: LocalBackend, groups: list[Group], outs: list[Group] | None) -> BoundCall:
     """Check a call once, and return the shortest way to repeat it.
 
     Raises
     ------
     As `LocalBackend.pushpull`, if it would raise an error before any change.
     """
-    backend._sources(groups)
+    backend._check_sources(groups)
     backend._check_outs(groups if outs is None else outs)
     targets = dict(groups if outs is None else outs)
-    work = [_plain(backend._entry(key), values, targets.pop(key, [])) for key, values in groups]
+    work = [_plain_views(backend._key_entry(key), values, targets.pop(key, [])) for key, values in groups]
     plain = [one for one in work if one is not None]
     if targets or len(plain) < len(work):
         return GeneralCall(backend, groups, outs)
@@ -127,7 +127,9 @@ def bind(backend: LocalBackend, groups: list[Group], outs: list[Group] | None) -
     return HostCall(backend, ordered, exchangeable, GeneralCall(backend, groups, outs))
 
 
-def _plain(entry: Entry, values: list[Any], outs: list[Any]) -> tuple[Entry, list[Array], list[Array]] | None:
+def _plain_views(
+    entry: StoredKey, values: list[Any], outs: list[Any]
+) -> tuple[StoredKey, list[Array], list[Array]] | None:
     """Return views of a key's arrays if kernels can use them directly.
 
     None if one would have to be copied.
@@ -138,8 +140,8 @@ def _plain(entry: Entry, values: list[Any], outs: list[Any]) -> tuple[Entry, lis
         or any(isinstance(one, RowSparseArray) for one in (*values, *outs))
     ):
         return None
-    views = [view for view in map(direct, values) if view is not None]
-    filled = [view for view in (direct(out, write=True) for out in outs) if view is not None]
+    views = [view for view in map(direct_view, values) if view is not None]
+    filled = [view for view in (direct_view(out, write=True) for out in outs) if view is not None]
     if len(views) < len(values) or len(filled) < len(outs):
         return None
     fits = cpu.first_misfit(views, entry.value) < 0 and cpu.first_misfit(filled, entry.value, True) < 0

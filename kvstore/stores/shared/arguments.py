@@ -14,7 +14,7 @@ from ...errors import CapabilityError, KeyNotFoundError
 from ...kernels import cpu
 from ...settings.definitions import is_side
 from ..entry import Array, dense_out, dense_source, first_value, row_source, sparse_outs
-from ..outs import Later, host_outs
+from ..outs import OutDeliveries, host_outs
 from .gpu_access import Dense, GpuAccess
 from .native import _shared as shm
 from .optimizer import JobUpdater
@@ -54,7 +54,7 @@ class CallArguments:
         self.check_kind(key)
         taken = key in self.initialised
         if len(values) == 1 and not taken and any_on_device(values):
-            values = [self.gpus.use().copied(values[0], f"value of key {key!r}")]
+            values = [self.gpus.staging_in_use().copy_to_host(values[0], f"value of key {key!r}")]
         return first_value(key, values, taken)
 
     def check_kind(self, key: Key) -> None:
@@ -105,11 +105,11 @@ class CallArguments:
     def _dense_sources(self, handle: Handle, values: list[Any]) -> list[Array]:
         if not any_on_device(values):
             return [dense_source(handle, value) for value in values]
-        found: list[Array] = self.gpus.use().sources(handle, values)
+        found: list[Array] = self.gpus.staging_in_use().sources(handle, values)
         return found
 
     def outs(
-        self, handle: Handle, outs: list[Any], later: Later, values: Sequence[Array] = ()
+        self, handle: Handle, outs: list[Any], later: OutDeliveries, values: Sequence[Array] = ()
     ) -> list[Array]:
         """Return the arrays to fill; conversions and copies that follow are added to `later`.
 
@@ -117,11 +117,11 @@ class CallArguments:
         """
         if cpu.first_misfit(outs, handle.like, True) < 0:
             return list(outs)
-        value = partial(self.reader.value, handle)
+        value = partial(self.reader.read_value, handle)
         direct, on_gpu = host_outs(handle, outs, later, value)
         if on_gpu:
             way = later.setdefault(handle.key, [])
-            direct += self.gpus.use().outs(handle, on_gpu, values, direct, value, way)
+            direct += self.gpus.staging_in_use().outs(handle, on_gpu, values, direct, value, way)
         return direct
 
     def check_outs(self, rest: list[Group]) -> None:
@@ -136,13 +136,13 @@ class CallArguments:
                 elif handle.sparse:
                     raise _rows_stay(handle)
                 else:
-                    self.gpus.use().check_out(handle, out)
+                    self.gpus.staging_in_use().check_out(handle, out)
 
-    def split_outs(self, groups: list[tuple[Handle, list[Any]]], later: Later) -> list[SplitOuts]:
+    def split_outs(self, groups: list[tuple[Handle, list[Any]]], later: OutDeliveries) -> list[SplitOuts]:
         """Check the outs of keys with values that may be on GPUs."""
         found = []
         for handle, outs in groups:
-            device, others = self.gpus.use().device_outputs(handle, outs)
+            device, others = self.gpus.staging_in_use().device_outputs(handle, outs)
             found.append((device, self.outs(handle, others, later) if others else []))
         return found
 

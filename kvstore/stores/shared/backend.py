@@ -27,7 +27,7 @@ from ...observe.native._observe import Counters
 from ...optimizer import Optimizer, Updater
 from ...settings.options import StoreConfig
 from ..entry import Array
-from ..outs import Later
+from ..outs import OutDeliveries
 from ..protocol import Backend, Kind
 from .arguments import CallArguments, Sparse, is_large
 from .delivery import Finish, ResultDelivery
@@ -45,7 +45,7 @@ from .wait_errors import WaitErrors
 from .waiting import RoundWaiter
 
 if TYPE_CHECKING:
-    from ...optimizer.states import Content
+    from ...optimizer.states import StatesContent
 
 Handle = shm.Handle
 
@@ -70,7 +70,7 @@ class SharedBackend(Backend):
                 "with on_peer_loss='continue' the push of a worker that dies within a call counts for the "
                 "keys that it had reached; use on_peer_loss='raise' and a checkpoint"
             )
-        self._registration = self._register()
+        self._registration = self._enter_region()
         self._job = job = self._registration.job
         self._keys = keys = shm.Keys(job)
         self.rank, self.num_workers = self._registration.rank, self._registration.size
@@ -93,7 +93,7 @@ class SharedBackend(Backend):
             cpu.set_threads(max(1, len(os.sched_getaffinity(0)) // self.num_workers))
         _stores.add(self)
 
-    def _register(self) -> JobRegistration:
+    def _enter_region(self) -> JobRegistration:
         """Enter the region as the launcher has placed this process."""
         return JobRegistration(self.config, launched_place(self.config))
 
@@ -186,7 +186,7 @@ class SharedBackend(Backend):
             finish = start(*arguments)
         if priority is None or verb == "push":  # None: the caller keeps the key's turn until the end
             return finish
-        return self._undelivered.note([key for key, _ in arguments[0]], finish)
+        return self._undelivered.note_read([key for key, _ in arguments[0]], finish)
 
     def is_clear(self, verb: str, keys: list[Key]) -> bool:
         """Return whether a push of the keys has memory, and no result of them is still to be delivered."""
@@ -198,7 +198,7 @@ class SharedBackend(Backend):
         """Deliver results, and wait for rounds, that the next push of the keys would overwrite."""
         if verb not in ("push", "pushpull"):
             return
-        self._undelivered.deliver(keys)
+        self._undelivered.deliver_keys(keys)
         if self._waiter.rejoining or self._job.forked or self._job.check_membership() != shm.READY:
             return  # the push raises the error
         self._waiter.wait_for_free_slot(
@@ -207,7 +207,7 @@ class SharedBackend(Backend):
 
     def start_push(self, groups: list[Group]) -> Finish:
         """Arrive; the returned function does work for the rounds."""
-        dense, sparse = self._sources(groups)
+        dense, sparse = self._check_sources(groups)
         pairs = self._arguments.by_order([*dense, *sparse])
         # Dense keys precede tables: two workers may push an array and rows to the same key.
         handles = [handle for handle, _ in sorted(pairs, key=lambda pair: pair[0].sparse)]
@@ -218,12 +218,12 @@ class SharedBackend(Backend):
         except InterruptedError:  # fenced while it allocated memory
             self._waiter.check_open()
             raise
-        return partial(self._waiter.help, [shm.Call(handle, [], False) for handle in handles])
+        return partial(self._waiter.begin_work, [shm.Call(handle, [], False) for handle in handles])
 
     def start_pull(self, groups: list[Group], ignore_sparse: bool) -> Finish:
         """Record the rounds; the returned function waits for them and copies the values."""
         self._waiter.check_open()
-        later, staging = Later(), self._gpus.staging
+        later, staging = OutDeliveries(), self._gpus.staging
         calls, rows, on_gpu = [], [], []
         for handle, outs in self._arguments.by_number(groups):
             dense = [out for out in outs if not isinstance(out, RowSparseArray)]
@@ -237,7 +237,7 @@ class SharedBackend(Backend):
                 rows += [(handle, out) for out in dense]
             elif dense:
                 calls.append((handle, self._arguments.outs(handle, dense, later)))
-        later.keep_apart((handle, [], outs) for handle, outs in calls)
+        later.defer_overlaps((handle, [], outs) for handle, outs in calls)
         large = is_large(calls)
         waiting = [shm.Call(handle, outs, large, receives=True) for handle, outs in calls]
         return partial(self._delivery.finish_pull, waiting, rows, later, on_gpu)
@@ -249,20 +249,20 @@ class SharedBackend(Backend):
 
         The returned function completes the rounds and writes the results. `resumes`: also after Ctrl-C.
         """
-        dense, sparse = self._sources(groups)
+        dense, sparse = self._check_sources(groups)
         targets = dict(groups if outs is None else outs)
         if sparse or set(targets) != {key for key, values in groups if values}:
             self._arguments.check_outs(list(targets.items()))
             self.start_push(groups)
             return self.start_pull([(key, arrays) for key, arrays in targets.items() if arrays], True)
-        later = Later()
-        by_gpu, host = self._gpus.staging.split(dense)
+        later = OutDeliveries()
+        by_gpu, host = self._gpus.staging.split_gpu(dense)
         on_gpu = self._arguments.split_outs([(h, targets[h.key]) for h, _ in by_gpu], later)
         wanted = [
             (h, values, self._arguments.outs(h, targets[h.key], later, values))
             for h, values in self._arguments.by_order(host)
         ]
-        later.keep_apart(wanted)
+        later.defer_overlaps(wanted)
         handles = [one[0] for one in (self._arguments.by_order(dense) if by_gpu else wanted)]
         self._waiter.wait_to_push(handles)
         large = is_large([(handle, values + arrays) for handle, values, arrays in wanted])
@@ -270,7 +270,7 @@ class SharedBackend(Backend):
         try:
             with self._pusher.one_call(handles):
                 self._pusher.push_on_gpu(by_gpu)
-                direct = self._pusher.exchange(wanted, private, divisor)
+                direct = self._pusher.push_pushpull(wanted, private, divisor)
         except BaseException as error:
             self._waiter.give_up([shm.Call(h, [], False) for h, _, _ in wanted if h.key in private])
             if isinstance(error, InterruptedError):
@@ -320,7 +320,7 @@ class SharedBackend(Backend):
         """Copy rows of row-sparse keys."""
         self._values.gather_rows(wanted)
 
-    def _sources(self, groups: list[Group]) -> tuple[Dense, Sparse]:
+    def _check_sources(self, groups: list[Group]) -> tuple[Dense, Sparse]:
         """Check all pushed values before any change."""
         self._waiter.check_open()
         dense, sparse = self._arguments.sources(groups)
@@ -349,23 +349,23 @@ class SharedBackend(Backend):
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Change settings of the optimizer, from this worker's next push of each key on."""
-        self._waiter.settle_all()
+        self._waiter.complete_all_pushed()
         self._updater.configure(changes)
 
     def gather_states(self) -> Updater:
         """Return the optimizer with the states of all keys; live where rounds wait for this worker."""
-        self._waiter.settle_all()
-        return self._updater.gathered(self._reader)
+        self._waiter.complete_all_pushed()
+        return self._updater.gather_updater(self._reader)
 
-    def adopt_states(self, content: Content) -> None:
+    def adopt_states(self, content: StatesContent) -> None:
         """Replace the optimizer's states, for all workers."""
-        self._waiter.settle_all()
+        self._waiter.complete_all_pushed()
         self._waiter.check_writing()
-        self._updater.adopt(content)
+        self._updater.replace_states(content)
 
-    def follow_states(self, content: Content) -> None:
+    def follow_states(self, content: StatesContent) -> None:
         """Use the settings and the update counts that another worker has loaded."""
-        self._updater.follow_settings()
+        self._updater.load_settings()
 
     # ------------------------------------------------------------------------------------- inspection
 
@@ -448,7 +448,7 @@ class SharedBackend(Backend):
 _stores: weakref.WeakSet[SharedBackend] = weakref.WeakSet()
 
 
-def _forked() -> None:
+def _mark_forked() -> None:
     for store in list(_stores):
         store.note_fork()
 
@@ -461,5 +461,5 @@ def _leave_at_exit() -> None:
         store.abandon() if failed else store.close()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_mark_forked)
 atexit.register(_leave_at_exit)

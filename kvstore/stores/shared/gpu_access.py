@@ -25,7 +25,7 @@ class NoStaging:
     def discard_staged(self) -> None:
         """Return at once: no copy was begun."""
 
-    def split(self, dense: Dense) -> tuple[Dense, Dense]:
+    def split_gpu(self, dense: Dense) -> tuple[Dense, Dense]:
         """Return no pairs for GPUs, and all for the host."""
         return [], dense
 
@@ -40,7 +40,7 @@ class NoStaging:
     def copy_to_region(self, handle: Handle) -> None:
         """Return at once: every value is in the region."""
 
-    def overwritten(self, handle: Handle) -> None:
+    def note_overwritten(self, handle: Handle) -> None:
         """Return at once: no GPU has a value of the key."""
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ class GpuAccess:
         self._job, self._rank, self._ipc = job, rank, ipc
         self.staging: NoStaging | GpuStaging = NoStaging()
 
-    def use(self) -> GpuStaging:
+    def staging_in_use(self) -> GpuStaging:
         """Return the staging of arrays on GPUs; the first call makes it."""
         if isinstance(self.staging, NoStaging):
             from .staging import GpuStaging

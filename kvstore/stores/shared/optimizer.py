@@ -21,17 +21,17 @@ from ...arrays.grouping import Key
 from ...errors import ConfigError, UpdaterError
 from ...observe.counters import SUMMING, UPDATING
 from ...optimizer import Optimizer, Updater
-from ...optimizer.builtin import arrays_of, mapped
-from ...optimizer.descriptions import changed, changes_of, conflict, text_of
+from ...optimizer.builtin import arrays_of, map_state
+from ...optimizer.descriptions import changed_text, changes_of, describe_conflict, text_of
 from ...optimizer.optimizer import Array, State
 from ...optimizer.update_clock import time_at
 from ..update import check_floating
 from .gpu_access import GpuAccess
 from .native import _shared as shm
-from .region_table import RegionTables, outlined, record_of, wrapped
+from .region_table import RegionTables, outline_state, record_of, state_of_outline
 
 if TYPE_CHECKING:
-    from ...optimizer.states import Content
+    from ...optimizer.states import StatesContent
     from .reading import ValueReader
     from .rows import SparseKeys
 
@@ -42,7 +42,7 @@ _MISSING: Any = object()
 _NO_VERSION = -1
 
 
-class _Settings(NamedTuple):
+class _RegionSettings(NamedTuple):
     """The description of the optimizer in the region; callers hold `RegionLock`."""
 
     now: str = ""
@@ -55,12 +55,12 @@ class _Settings(NamedTuple):
     place: int = -1
 
     @classmethod
-    def of(cls, job: shm.Job) -> _Settings:
+    def read_from(cls, job: shm.Job) -> _RegionSettings:
         """Read the description; it is empty without an optimizer."""
         text = shm.settings(job).decode()
         return cls(*json.loads(text)) if text else cls()
 
-    def put(self, job: shm.Job) -> None:
+    def write_to(self, job: shm.Job) -> None:
         """Write the description."""
         shm.set_settings(job, json.dumps(self).encode())
 
@@ -114,22 +114,22 @@ class JobUpdater:
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Install an optimizer, or find an equal one installed."""
-        text = _described(optimizer)
+        text = _described_rule(optimizer)
         mode = 2 * (self._set + 1) + 1
         with shm.RegionLock(self._job):
-            there = _Settings.of(self._job)
+            there = _RegionSettings.read_from(self._job)
             if shm.mode(self._job) < mode:
                 self._set_counts({}, optimizer.begin_num_update)
-                there = _Settings(text, text, self._rank, there.epoch + 1)
-                there.put(self._job)
+                there = _RegionSettings(text, text, self._rank, there.epoch + 1)
+                there.write_to(self._job)
                 shm.set_mode(self._job, mode)
             elif shm.mode(self._job) == mode and there.installed != text:
-                raise ConfigError(conflict(there.installed, there.rank, text, self._rank))
+                raise ConfigError(describe_conflict(there.installed, there.rank, text, self._rank))
             elif shm.mode(self._job) == mode:
                 text = there.now  # another worker may have changed the settings already
             version = shm.settings_version(self._job)
         self._set += 1
-        self._use(_built(text) or optimizer, version, there.epoch)
+        self._set_optimizer(_build_rule(text) or optimizer, version, there.epoch)
         begin = optimizer.begin_num_update
         shm.begin_counts(self._job, there.epoch, begin, begin)
         self._note_mode(mode)
@@ -144,19 +144,19 @@ class JobUpdater:
             self._mode = mode
         shm.note_mode(self._job, mode, able)
 
-    def _use(self, optimizer: Optimizer, version: int, epoch: int) -> None:
+    def _set_optimizer(self, optimizer: Optimizer, version: int, epoch: int) -> None:
         self.updater, self._call = Updater(optimizer), None
         self._version, self._epoch = version, epoch
         self._records.clear()
 
-    def adopt_mode(self) -> None:
+    def build_from_mode(self) -> None:
         """Build the optimizer that another worker has set; if that fails, other workers open the rounds."""
         with shm.RegionLock(self._job):
-            mode, there = shm.mode(self._job), _Settings.of(self._job)
+            mode, there = shm.mode(self._job), _RegionSettings.read_from(self._job)
             version = shm.settings_version(self._job)
-        optimizer = _built(there.now) if mode & 1 else None
+        optimizer = _build_rule(there.now) if mode & 1 else None
         if optimizer is not None:
-            self._use(optimizer, version, there.epoch)
+            self._set_optimizer(optimizer, version, there.epoch)
         self._note_mode(mode, optimizer is not None)
 
     def configure(self, changes: dict[str, Any]) -> None:
@@ -164,18 +164,18 @@ class JobUpdater:
 
         If another worker has set a new one, its settings do not change.
         """
-        self._refresh()
+        self._apply_changes()
         assert self.updater is not None
         optimizer = self.updater.optimizer
         if shm.mode(self._job) == self._mode:
             self._load_counts()
         optimizer.configure(**changes)
         described = changes_of(optimizer, changes)
-        self._amend(lambda there: there._replace(now=changed(there.now, described)))
+        self._amend_description(lambda there: there._replace(now=changed_text(there.now, described)))
 
-    def follow_settings(self) -> None:
+    def load_settings(self) -> None:
         """Use the settings and update counts that another worker has loaded from a checkpoint."""
-        self._refresh()
+        self._apply_changes()
         if self.updater is not None and shm.mode(self._job) == self._mode:
             self._load_counts()
             self._begin_counts()
@@ -185,28 +185,28 @@ class JobUpdater:
         begin = self.updater.optimizer.begin_num_update
         shm.begin_counts(self._job, self._epoch, begin, max(begin, shm.num_update(self._job)))
 
-    def _amend(self, change: Callable[[_Settings], _Settings]) -> None:
+    def _amend_description(self, change: Callable[[_RegionSettings], _RegionSettings]) -> None:
         """Change the description in the region, if it is of the optimizer that this worker knows."""
         with shm.RegionLock(self._job):
             if shm.mode(self._job) != self._mode:
                 return
-            there = _Settings.of(self._job)
+            there = _RegionSettings.read_from(self._job)
             now = change(there)
             if now != there:
-                now.put(self._job)
+                now.write_to(self._job)
         self._version = _NO_VERSION  # another worker may have made changes first
-        self._refresh()
+        self._apply_changes()
 
-    def _refresh(self) -> None:
+    def _apply_changes(self) -> None:
         """Apply the changes of other workers to the optimizer that this worker knows."""
         if self.updater is None or shm.settings_version(self._job) == self._version:
             return
         with shm.RegionLock(self._job):
             if shm.mode(self._job) != self._mode:
                 return
-            there, self._version = _Settings.of(self._job), shm.settings_version(self._job)
+            there, self._version = _RegionSettings.read_from(self._job), shm.settings_version(self._job)
         self._epoch = there.epoch
-        optimizer = _built(there.now)
+        optimizer = _build_rule(there.now)
         if optimizer is not None:
             self.updater.optimizer = optimizer
         else:
@@ -228,8 +228,10 @@ class JobUpdater:
             self._records.pop(handle.key, None)  # the state in the region counts
             if isinstance(error, Exception) or self._call is not None:
                 kind = type(error).__name__
-                text = f"{self._name()} raised {kind} on key {handle.key!r} (worker {self._rank}): {error}"
-                self._fail(handle, error, text)
+                text = (
+                    f"{self._rule_name()} raised {kind} on key {handle.key!r} (worker {self._rank}): {error}"
+                )
+                self._fail_round(handle, error, text)
             if not isinstance(error, Exception):  # Ctrl-C: no rule has failed; the round is carried out later
                 raise
         finally:
@@ -240,15 +242,15 @@ class JobUpdater:
         self._enter_update(handle)
         on_gpu, ranks = shm.opened_on_gpu(handle)
         if on_gpu:
-            self._gpus.use().ipc.carry_out(handle, on_gpu, ranks)
+            self._gpus.staging_in_use().ipc.carry_out(handle, on_gpu, ranks)
         elif shm.opened_with_rows(handle):
             rows.carry_out(handle)
         elif self.updater is not None and self.updater.optimizer.fused and not shm.opened_privately(handle):
-            self._plan(handle)  # all parts outlive their workers: an update that has begun must end
+            self._plan_update(handle)  # all parts outlive their workers: an update that has begun must end
         else:
-            self._do(handle)
+            self._run_update(handle)
 
-    def _fail(self, handle: Handle, error: BaseException, text: str) -> None:
+    def _fail_round(self, handle: Handle, error: BaseException, text: str) -> None:
         """Fail the opened round; if another worker has it, this worker gets an error anyway."""
         if handle.is_opened:
             self.causes[handle.key, handle.complete + 1] = error
@@ -260,10 +262,10 @@ class JobUpdater:
         phase = UPDATING if shm.mode(self._job) & 1 else SUMMING
         self._job.enter(phase, handle, handle.complete + 1, handle.nbytes)
 
-    def _name(self) -> str:
+    def _rule_name(self) -> str:
         return "the updater" if self.updater is None else type(self.updater.optimizer).__name__
 
-    def _plan(self, handle: Handle) -> None:
+    def _plan_update(self, handle: Handle) -> None:
         assert self.updater is not None
         count, weight = self.begin_update(handle), handle.value()
         self.bring_state(handle, weight)
@@ -271,7 +273,7 @@ class JobUpdater:
         self.note_state(handle)
         shm.publish_work(handle, rule, params, master, list(states), count())
 
-    def _do(self, handle: Handle) -> None:
+    def _run_update(self, handle: Handle) -> None:
         merged, weight = pages.empty(handle.shape, handle.dtype), handle.value(other=True)
         shm.sum_opened(handle, merged)
         if handle.has_failed(handle.complete + 1):
@@ -290,13 +292,13 @@ class JobUpdater:
         self.note_state(handle)
         shm.close_opened(handle, True, count())
 
-    def apply(self, handle: Handle, merged: Any, weight: Array) -> None:
+    def apply_sum(self, handle: Handle, merged: Any, weight: Array) -> None:
         """Call the updater on a given sum and weight."""
         (self.updater or self._call)(handle.key, merged, weight)  # type: ignore[misc]
 
     def begin_update(self, handle: Handle) -> Callable[[], int]:
         """Set the optimizer's counts to those of the job; return a function for the key's new count."""
-        self._refresh()
+        self._apply_changes()
         assert self.updater is not None
         optimizer = self.updater.optimizer
         counts = optimizer._index_update_count
@@ -321,7 +323,7 @@ class JobUpdater:
             return
         offset, record = handle.record_at, record_of(handle, shm.mode(self._job))
         if record is not None:
-            self.updater.states[handle.key] = wrapped(handle, record["state"])
+            self.updater.states[handle.key] = state_of_outline(handle, record["state"])
             self._records[handle.key] = offset
             return
         optimizer = self.updater.optimizer
@@ -332,12 +334,12 @@ class JobUpdater:
 
     def _put_state(self, handle: Handle, state: State) -> None:
         assert self.updater is not None
-        offset, there = self._write(handle, state, [])
+        offset, there = self._write_state(handle, state, [])
         handle.put_record(offset)
         self.updater.states[handle.key] = there
         self._records[handle.key] = offset
 
-    def _write(self, handle: Handle, state: State, taken: list[Array]) -> tuple[int, State]:
+    def _write_state(self, handle: Handle, state: State, taken: list[Array]) -> tuple[int, State]:
         """Copy a state into the region; return the offset of its description, and the state there.
 
         The arrays are added to `taken`.
@@ -349,8 +351,8 @@ class JobUpdater:
             np.copyto(there, array)
             return there
 
-        there = mapped(state, moved)
-        text = json.dumps({"mode": self._mode, "state": outlined(self._job, there)})
+        there = map_state(state, moved)
+        text = json.dumps({"mode": self._mode, "state": outline_state(self._job, there)})
         return handle.new_record(text.encode()), there
 
     def state_arrays(self, handle: Handle) -> list[Array]:
@@ -371,9 +373,9 @@ class JobUpdater:
         optimizer._index_update_count = {h.key: h.updates for h in self._keys.all() if h.updates}
         optimizer.num_update = max(optimizer.begin_num_update, shm.num_update(self._job))
 
-    def gathered(self, reader: ValueReader) -> Updater:
+    def gather_updater(self, reader: ValueReader) -> Updater:
         """Return an updater with states and counts of all keys, each from one round."""
-        self._refresh()
+        self._apply_changes()
         assert self.updater is not None
         made, counts = Updater(self.updater.optimizer), {}
         for handle in self._keys.all():
@@ -389,28 +391,28 @@ class JobUpdater:
     def _read_state(self, handle: Handle) -> tuple[Any, int]:
         """Return the state in the region, live if it is stable, or `_MISSING`; and the count of updates."""
         if handle.sparse:
-            table = self.tables.of(handle)
+            table = self.tables.table_of(handle)
             with table.lock:
-                is_there, state = table.look().whole_tree(shm.mode(self._job))
+                is_there, state = table.read_numbers().whole_tree(shm.mode(self._job))
             return state if is_there else _MISSING, handle.updates
         record = record_of(handle, shm.mode(self._job))
         if record is None:
             return _MISSING, handle.updates
-        state = wrapped(handle, record["state"])
-        return state if handle.is_stable else mapped(state, np.copy), handle.updates
+        state = state_of_outline(handle, record["state"])
+        return state if handle.is_stable else map_state(state, np.copy), handle.updates
 
-    def adopt(self, content: Content) -> None:
+    def replace_states(self, content: StatesContent) -> None:
         """Replace states, counts and settings of the job by those of a file; after an error all is as before.
 
         A key without a state in the file has none afterwards. States of an optimizer that another worker has
         replaced have no effect.
         """
-        self._refresh()
+        self._apply_changes()
         assert self.updater is not None
         loaded, handles = Updater(self.updater.optimizer), self._keys.all()
         loaded.adopt(content, {handle.key: handle.like for handle in handles})
-        records, optimizer = self._written(handles, loaded.states), loaded.optimizer
-        self._use(optimizer, self._version, self._epoch)
+        records, optimizer = self._write_states(handles, loaded.states), loaded.optimizer
+        self._set_optimizer(optimizer, self._version, self._epoch)
         with shm.RegionLock(self._job):
             if shm.mode(self._job) != self._mode:  # another worker has replaced the optimizer
                 return
@@ -418,30 +420,30 @@ class JobUpdater:
                 handle.put_record(records.get(handle.key, 0))
             self._set_counts(optimizer._index_update_count, optimizer.num_update)
         place = sum(handle.arrived for handle in handles) + self._job.barriers
-        text = "" if content.optimizer is None else _described(optimizer)
+        text = "" if content.optimizer is None else _described_rule(optimizer)
 
-        def noted(there: _Settings) -> _Settings:
+        def noted(there: _RegionSettings) -> _RegionSettings:
             epoch = there.epoch if there.place == place else there.epoch + 1
             return there._replace(now=text or there.now, epoch=epoch, place=place)
 
-        self._amend(noted)
+        self._amend_description(noted)
         self._begin_counts()
 
-    def _written(self, handles: list[Handle], states: dict[Key, State]) -> dict[Key, int]:
+    def _write_states(self, handles: list[Handle], states: dict[Key, State]) -> dict[Key, int]:
         """Write the states of keys and their descriptions to the region.
 
         Return the offsets of the descriptions.
         """
         taken: dict[Handle, list[Array]] = {handle: [] for handle in handles if handle.key in states}
         try:
-            return {h.key: self._write(h, states[h.key], arrays)[0] for h, arrays in taken.items()}
+            return {h.key: self._write_state(h, states[h.key], arrays)[0] for h, arrays in taken.items()}
         except BaseException:
             for handle, arrays in taken.items():
                 for array in arrays:
                     handle.free_memory(self._job.offset_of(array), array.nbytes)
             raise
 
-    def follow(self, handle: Handle, weight: Array) -> None:
+    def update_master(self, handle: Handle, weight: Array) -> None:
         """Update the float32 copy of a 16-bit weight after a change outside of rounds."""
         if self.updater is None or handle.dtype.itemsize != 2:
             return
@@ -450,14 +452,14 @@ class JobUpdater:
             self.updater.follow(handle.key, weight)
 
 
-def _described(optimizer: Optimizer) -> str:
+def _described_rule(optimizer: Optimizer) -> str:
     try:
         return text_of(optimizer)
     except ConfigError:  # a rule or schedule that is not registered: every worker must set its own
         return json.dumps({"name": type(optimizer).__qualname__, "config": None})
 
 
-def _built(text: str) -> Optimizer | None:
+def _build_rule(text: str) -> Optimizer | None:
     if not text:  # plain sums, or a callable
         return None
     made = json.loads(text)

@@ -14,7 +14,7 @@ from ...compression import Codec, Feedback
 from ...kernels import cpu
 from ...observe.counters import CONVERTING, MOVING, SUMMING
 from ..entry import Array
-from ..update import summands
+from ..update import kernel_sources
 from .arguments import Sparse
 from .gpu_access import Dense, GpuAccess
 from .native import _shared as shm
@@ -48,10 +48,10 @@ class RoundPusher:
 
         The body does not wait for other workers.
         """
-        return self._several(handles) if len(handles) > 1 else _ONE_KEY
+        return self._several_keys(handles) if len(handles) > 1 else _ONE_KEY
 
     @contextlib.contextmanager
-    def _several(self, handles: list[Handle]) -> Iterator[None]:
+    def _several_keys(self, handles: list[Handle]) -> Iterator[None]:
         try:
             shm.begin_call(self._job, handles)
             yield
@@ -61,7 +61,7 @@ class RoundPusher:
 
     def push(self, dense: Dense, sparse: Sparse) -> None:
         """Push copies, arrays of the region, arrays on GPUs, and rows."""
-        on_gpu, host = self._gpus.staging.split(dense)
+        on_gpu, host = self._gpus.staging.split_gpu(dense)
         self.push_on_gpu(on_gpu)
         if self._feedback is not None:
             self._pack_to_slots(host, self._feedback)
@@ -81,9 +81,9 @@ class RoundPusher:
     def push_on_gpu(self, on_gpu: Dense) -> None:
         """Push values that GPUs read from each other."""
         if on_gpu:
-            self._gpus.use().ipc.push(on_gpu)  # type: ignore[arg-type]
+            self._gpus.staging_in_use().ipc.push(on_gpu)  # type: ignore[arg-type]
 
-    def exchange(self, wanted: list[Exchanged], private: set[Key], divisor: int = 1) -> set[Key]:
+    def push_pushpull(self, wanted: list[Exchanged], private: set[Key], divisor: int = 1) -> set[Key]:
         """Push values of a pushpull: copies, arrays of the region, and arrays that others read from here.
 
         Returns the keys that receive the sum in the pushed array; adds the keys that are read from this
@@ -159,9 +159,9 @@ class RoundPusher:
 
     def _push_restored(self, pairs: Dense, feedback: Feedback) -> None:
         """Push the values that a codec without kernels packs and unpacks here."""
-        with self._phase(CONVERTING, pairs):
+        with self._push_phase(CONVERTING, pairs):
             totals = [(handle, feedback.total(handle.key, values)) for handle, values in pairs]
-            restored = [(handle, summands(pushed)) for handle, pushed in totals]
+            restored = [(handle, kernel_sources(pushed)) for handle, pushed in totals]
         self._copy_to_slots([(handle, values) for handle, values in restored if isinstance(values, list)])
         for _, pushed in totals:
             pushed.keep()
@@ -178,12 +178,12 @@ class RoundPusher:
         if not summed:
             return
         several = any(len(values) > 1 for _, values in summed)
-        with self._phase(SUMMING if several else MOVING, summed):
+        with self._push_phase(SUMMING if several else MOVING, summed):
             cpu.reduce([(values, shm.slot(handle), []) for handle, values in summed])
             for handle, _ in summed:
                 shm.arrive_with_slot(handle, divisor)
 
-    def _phase(self, phase: int, pairs: Dense) -> shm.Phase:
+    def _push_phase(self, phase: int, pairs: Dense) -> shm.Phase:
         """Return a phase of a push, as a context."""
         only = pairs[0][0] if len(pairs) == 1 else None
         round = 0 if only is None else only.arrived + 1

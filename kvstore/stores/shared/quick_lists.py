@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from ...arrays.grouping import Key
-from ..key_lists import Columns, KeyLists
+from ..key_lists import KeyColumns, KeyLists
 from .delivery import Finish
 from .native import _shared as shm
 from .optimizer import JobUpdater
@@ -33,7 +33,7 @@ class QuickLists:
     ) -> None:
         self._job, self._updater, self._undelivered = job, updater, undelivered
         self._waiter, self._pusher = waiter, pusher
-        self._lists = KeyLists[Columns[Handle]]()
+        self._lists = KeyLists[KeyColumns[Handle]]()
         self._known = 0  # number of keys of this process when the lists were made
 
     def start_sum(self, names: list[Any], value: Any, out: Any, divisor: int) -> Finish | None:
@@ -44,18 +44,18 @@ class QuickLists:
         if self._updater.updater is not None:
             return None
         finish = self.push(names, value, out, True, divisor)
-        return self._undelivered.note(names, finish) if callable(finish) else None
+        return self._undelivered.note_read(names, finish) if callable(finish) else None
 
     def push(self, names: list[Any], value: Any, out: Any, receives: bool, divisor: int = 1) -> bool | Finish:
         """Arrive, if that needs no wait.
 
         The returned function waits for the results, or does work for the rounds.
         """
-        columns, same = self._find(names), receives and (out is None or out is value)
+        columns, same = self._find_handles(names), receives and (out is None or out is value)
         if columns is None or (columns.integral and self._updater.updater is not None):
             return False
-        values = columns.found(value, same)
-        outs = columns.found(out, True) if receives and not same else values
+        values = columns.checked_arrays(value, same)
+        outs = columns.checked_arrays(out, True) if receives and not same else values
         if values is None or outs is None or not shm.can_arrive(self._job, columns.keys):
             return False
         if self._undelivered.has_any(names):
@@ -67,25 +67,25 @@ class QuickLists:
 
     def pull(self, names: list[Any], out: Any) -> bool | Finish:
         """Record the keys; the returned function waits for their rounds and copies the values."""
-        columns = self._find(names)
-        outs = None if columns is None else columns.found(out, True)
+        columns = self._find_handles(names)
+        outs = None if columns is None else columns.checked_arrays(out, True)
         if columns is None or outs is None or not self._waiter.can_read:
             return False
         return partial(self._waiter.complete_all, shm.Calls(columns.keys, outs[0]))
 
-    def _find(self, names: list[Any]) -> Columns[Handle] | None:
+    def _find_handles(self, names: list[Any]) -> KeyColumns[Handle] | None:
         if self._waiter.logs_members or self._updater.at_work is not None:
             return None
         if self._known != len(self._job.handles):
             self._known = len(self._job.handles)
             self._lists.clear()
-        return self._lists.find(names, self._columns)
+        return self._lists.find(names, self._key_columns)
 
-    def _columns(self, names: list[Key]) -> Columns[Handle] | None:
+    def _key_columns(self, names: list[Key]) -> KeyColumns[Handle] | None:
         """Return the common part of calls with these keys, if all are dense, small, known and distinct."""
         found = [self._job.handles.get(name) for name in names]
         small = [one for one in found if one is not None and one.small and not one.sparse]
         if not len(small) == len(names) == len(set(names)):
             return None
         ranks = [one.key if isinstance(one.key, int) else one.number for one in small]
-        return Columns(small, ranks, [one.like for one in small])
+        return KeyColumns(small, ranks, [one.like for one in small])

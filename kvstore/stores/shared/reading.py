@@ -32,7 +32,7 @@ class ValueReader:
             self._waiter.check_open()  # a worker that was fenced during the read may have read anything
         return found
 
-    def value(self, handle: Handle) -> Array:
+    def read_value(self, handle: Handle) -> Array:
         """Return the value in use, for reading: live memory, or a copy if it may change."""
         return handle.value() if handle.is_stable else self.read(handle, lambda: handle.value().copy())
 
@@ -43,7 +43,7 @@ class ValueReader:
         def step() -> int:
             try:
                 outcome = reading.begin()
-                return _copied(reading, copy, found) if outcome == shm.READY else outcome
+                return _copy_value(reading, copy, found) if outcome == shm.READY else outcome
             except BaseException:
                 reading.end()  # Ctrl-C interrupted the copy; rounds may wait for this read
                 raise
@@ -52,7 +52,7 @@ class ValueReader:
         return found[0]
 
 
-def _copied(reading: shm.ValueRead, copy: Callable[[], T], found: list[T]) -> int:
+def _copy_value(reading: shm.ValueRead, copy: Callable[[], T], found: list[T]) -> int:
     """Make a copy; `TICK`: it is not of one round, and an error that it has raised means nothing."""
     error: Exception | None = None
     try:

@@ -28,12 +28,12 @@ from ...arrays.sparse import RowSparseArray
 from ...errors import KVStoreError
 from ...kernels import cpu
 from ...optimizer import Updater
-from ...optimizer.builtin import arrays_of, mapped
+from ...optimizer.builtin import arrays_of, map_state
 from ...optimizer.optimizer import State as Tree
 from ..entry import Array
 from ..row_index import NONE, IdPositions, RowIndex
-from ..row_table import RowTable, UpdaterContext, needs_all_rows, spread
-from ..rows import Ids, merge
+from ..row_table import RowTable, UpdaterContext, needs_all_rows, spread_rows
+from ..rows import Ids, merge_rows
 from .native import _shared as shm
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class RegionTables:
         self._tables: dict[Key, RegionTable] = {}
         self._lock = threading.Lock()
 
-    def of(self, handle: Handle) -> RegionTable:
+    def table_of(self, handle: Handle) -> RegionTable:
         """Return the table of a key."""
         with self._lock:
             if handle.key not in self._tables:
@@ -84,7 +84,7 @@ class RegionTable(RowTable):
 
     # --------------------------------------------------------------------------------------------- looking
 
-    def look(self) -> RegionTable:
+    def read_numbers(self) -> RegionTable:
         """Read the numbers of the rows in use, as the last round has left them."""
         self._words = self._handle.table_words()
         held, room, at, ids_room, ids_at, lineage = (int(n) for n in self._words[:6])
@@ -97,11 +97,11 @@ class RegionTable(RowTable):
         if held < 0:
             self.index, self._lineage = None, -1
         else:
-            self._follow_ids(held, lineage)
+            self._add_ids(held, lineage)
         self.count = count
         return self
 
-    def _follow_ids(self, count: int, lineage: int) -> None:
+    def _add_ids(self, count: int, lineage: int) -> None:
         """Add the ids in the region to the index."""
         known, tail = self._known, self._tail
         same = self.index is not None and lineage == self._lineage and count >= known
@@ -115,7 +115,7 @@ class RegionTable(RowTable):
             self.index.add(self._tail[order], order + known)
         self._known, self._lineage = count, lineage
 
-    def forget(self) -> None:
+    def forget_numbers(self) -> None:
         """Let the next look read everything again."""
         self._lineage = -1
         self.updater = self._blank_of = None
@@ -127,7 +127,7 @@ class RegionTable(RowTable):
                 own = pages.empty(self.shape, self.dtype)
             except (MemoryError, OverflowError) as error:
                 raise KVStoreError(self._too_large()) from error
-            self._block = spread(self.held, self.blank, self.index.all(), own)
+            self._block = spread_rows(self.held, self.blank, self.index.all_ids(), own)
             self.index, self.count, self._lineage = None, self.shape[0], -1
 
     @property
@@ -137,49 +137,49 @@ class RegionTable(RowTable):
 
     # --------------------------------------------------------------------------------------------- memory
 
-    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    def _empty_rows(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         self._taken.append(self._handle.new_state(shape, dtype, len(self._taken) % 8)[1])
         return self._taken[-1]
 
     def _new_rows(self, like: Array, count: int) -> Array:
-        return self._empty((max(count, int(_GROWTH * len(like)), _LEAST), *like.shape[1:]), like.dtype)
+        return self._empty_rows((max(count, int(_GROWTH * len(like)), _LEAST), *like.shape[1:]), like.dtype)
 
     def _new_whole(self, like: Array) -> Array:
-        return self._empty((self.shape[0], *like.shape[1:]), like.dtype)
+        return self._empty_rows((self.shape[0], *like.shape[1:]), like.dtype)
 
-    def _fill(self, order: IdPositions) -> None:
+    def _fill_rows(self, order: IdPositions) -> None:
         before = [self._block, *self._rooms]
-        super()._fill(order)
+        super()._fill_rows(order)
         self._outgrown += before
 
-    def _grown(self, room: Array, rows: Array, blank: Array, count: int) -> Array:
-        grown = super()._grown(room, rows, blank, count)
+    def _grow_memory(self, room: Array, rows: Array, blank: Array, count: int) -> Array:
+        grown = super()._grow_memory(room, rows, blank, count)
         if grown is not room:
             self._outgrown.append(room)
         return grown
 
-    def _add(self, ids: Ids, positions: Ids) -> None:
+    def _add_rows(self, ids: Ids, positions: Ids) -> None:
         before = self.count
-        super()._add(ids, positions)
-        self._lying = self._grown(self._lying, self._lying[:before], np.zeros(1, np.int64), self.count)
+        super()._add_rows(ids, positions)
+        self._lying = self._grow_memory(self._lying, self._lying[:before], np.zeros(1, np.int64), self.count)
         self._lying[before : self.count] = ids
         self._known, self._tail = (
             self.count,
             ids.copy(),
-        )  # as in the index; `forget` resets it on failure
+        )  # as in the index; `forget_numbers` resets it on failure
 
-    def _settle(self) -> None:
+    def _order_rows(self) -> None:
         """Do nothing: `updater_for` does it, and numbers and states do not change after they were saved."""
 
     def _give_back(self) -> None:
         """Free memory that was replaced, unless another worker has undone the round."""
         own = self._job.offset_of(self._block), self._job.offset_of(self._lying)
         if (int(self._words[_ROWS]), int(self._words[_IDS])) == own:
-            self._give(self._outgrown)
+            self._free_arrays(self._outgrown)
         self._outgrown.clear()
         self._taken.clear()
 
-    def _give(self, arrays: list[Array]) -> None:
+    def _free_arrays(self, arrays: list[Array]) -> None:
         for array in arrays:
             if offset := self._job.offset_of(array):
                 self._handle.free_memory(offset, array.nbytes)
@@ -193,21 +193,21 @@ class RegionTable(RowTable):
         """
         if self._handle.is_opened:
             _, text = self._handle.record()
-            named = set(_offsets(json.loads(text))) if text else set()
+            named = set(_array_offsets(json.loads(text))) if text else set()
             self._unused += [array for array in self._taken if self._job.offset_of(array) not in named]
         self._outgrown.clear()
         self._taken.clear()
-        self.forget()
+        self.forget_numbers()
 
     # --------------------------------------------------------------------------------------------- rounds
 
     @contextmanager
-    def working(self) -> Iterator[RegionTable]:
+    def work_in_round(self) -> Iterator[RegionTable]:
         """Work on the rows in use, in the round that this worker has opened; the body completes the round."""
         with self.lock:
             try:
-                self._give(self._unused)
-                yield self.look()
+                self._free_arrays(self._unused)
+                yield self.read_numbers()
                 self._give_back()
             except BaseException:
                 self._note_failure()
@@ -215,19 +215,19 @@ class RegionTable(RowTable):
 
     def updater_for(self, updates: JobUpdater) -> UpdaterContext:
         """Make the rows that the rule needs, with their states, and return the updater for an update."""
-        updater = self._attach(updates)
+        updater = self._attach_states(updates)
         if needs_all_rows(updater.optimizer):
-            self.fill()
+            self.hold_all()
         elif self.index is not None and self.count == self.shape[0]:
             with suppress(KVStoreError):
-                self.fill()  # no index is needed any more
+                self.hold_all()  # no index is needed any more
         self._make_states(updater)
         return nullcontext(updater)
 
     def all_rows_for_update(self) -> Array:
         """Return all rows, for an updater of the user that keeps its own states."""
         self.updater, self._blank_of, self._rooms = None, None, []
-        weight = self.fill()
+        weight = self.hold_all()
         self._note_changes(None, [weight])
         return weight.view()
 
@@ -255,9 +255,9 @@ class RegionTable(RowTable):
 
     def complete(self) -> None:
         """Copy states into the region that a rule has replaced by others."""
-        tree = self.tree()
+        tree = self.state_tree()
         if any(not self._job.offset_of(array) for array in arrays_of(tree) if array.size):
-            self._set_tree(mapped(tree, self._brought))
+            self._set_tree(map_state(tree, self._bring_array))
             self._put_record()
 
     # ------------------------------------------------------------------------------------ the other place
@@ -265,27 +265,27 @@ class RegionTable(RowTable):
     def replace_other(self, sources: list[RowSparseArray]) -> None:
         """Write the sum of `sources` to the place that is not in use."""
         with self.lock:
-            ids, maps, datas = merge(sources)
+            ids, maps, datas = merge_rows(sources)
             rows = self._allocate_other(ids)
             cpu.reduce_rows(datas, maps, rows[: len(ids)])
 
     def assign_other(self, value: RowSparseArray, updates: JobUpdater) -> None:
         """Write `value` to the place that is not in use; if rows have states, they keep their order."""
         with self.lock:
-            self.look()
+            self.read_numbers()
             try:
                 self._assign_other(value, updates)
             finally:
                 self._outgrown.clear()
                 self._taken.clear()
-                self.forget()
+                self.forget_numbers()
 
     def _assign_other(self, value: RowSparseArray, updates: JobUpdater) -> None:
         record = None if updates.updater is None else record_of(self._handle, shm.mode(self._job))
         if record is None or record["state"] is None:
             self._allocate_other(value.indices)[: len(value.indices)] = value.data
         elif "blank" in record:
-            self._attach(updates)
+            self._attach_states(updates)
             self._assign_in_order(value)
         else:  # all rows have states
             self._assign_whole(value, updates)
@@ -294,8 +294,8 @@ class RegionTable(RowTable):
         """Let the other place hold the rows of `ids`; return memory for these."""
         words = self._handle.table_words(other=True)
         words[_HELD] = 0
-        rows = self._reserve(words, _ROOM, _ROWS, (len(ids), *self.shape[1:]), self.dtype)
-        lying = self._reserve(words, _IDS_ROOM, _IDS, (len(ids),), _INT64)
+        rows = self._reserve_rows(words, _ROOM, _ROWS, (len(ids), *self.shape[1:]), self.dtype)
+        lying = self._reserve_rows(words, _IDS_ROOM, _IDS, (len(ids),), _INT64)
         self._taken.clear()  # the numbers of the other place name this memory
         lying[: len(ids)] = ids
         self._handle.blank_row(other=True)[...] = 0
@@ -303,13 +303,15 @@ class RegionTable(RowTable):
         words[_HELD] = -1 if len(ids) == self.shape[0] else len(ids)
         return rows
 
-    def _reserve(self, words: Ids, room: int, at: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    def _reserve_rows(
+        self, words: Ids, room: int, at: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Array:
         """Return memory of the other place for rows of that shape: its present memory, if large enough."""
         count, offset, old = shape[0], int(words[at]), int(words[room])
         before = self._handle.region_array(offset, (old, *shape[1:]), dtype)
         if offset and old >= count:
             return before
-        made = self._empty((max(count, 1), *shape[1:]), dtype)
+        made = self._empty_rows((max(count, 1), *shape[1:]), dtype)
         words[room] = 0  # a death here leaves no count that is too large
         words[at] = self._job.offset_of(made)
         words[room] = len(made)
@@ -325,7 +327,7 @@ class RegionTable(RowTable):
         lying = self._handle.region_array(int(words[_IDS]), (int(words[_IDS_ROOM]),), _INT64)
         rows[: self.count] = 0
         self._block, self._lying, self.blank = rows, lying, self._handle.blank_row(other=True)
-        self.held[self._hold(value.indices)] = value.data
+        self.held[self._hold_rows(value.indices)] = value.data
         self._put_record()
         self._put_words(words, self._block, self._lying)
         if self.dtype.itemsize == 2:
@@ -339,7 +341,7 @@ class RegionTable(RowTable):
         rows[...] = 0
         rows[value.indices] = value.data
         self._block, self.index, self.count = rows, None, self.shape[0]
-        self._attach(updates)
+        self._attach_states(updates)
         if self.dtype.itemsize == 2:
             self.follow()
 
@@ -350,14 +352,14 @@ class RegionTable(RowTable):
         record = record_of(self._handle, mode)
         if record is None:
             return False, None
-        tree = mapped(wrapped(self._handle, record["state"]), np.copy)
+        tree = map_state(state_of_outline(self._handle, record["state"]), np.copy)
         if tree is None or "blank" not in record:
             return True, tree
-        held = mapped(tree, lambda array: array[: self.count])
-        blank = wrapped(self._handle, record["blank"])
+        held = map_state(tree, lambda array: array[: self.count])
+        blank = state_of_outline(self._handle, record["blank"])
         return True, self._spread_states(held, blank)
 
-    def _attach(self, updates: JobUpdater) -> Updater:
+    def _attach_states(self, updates: JobUpdater) -> Updater:
         """Return the updater with the table's states, which are in the region."""
         assert updates.updater is not None
         optimizer = updates.updater.optimizer
@@ -369,7 +371,7 @@ class RegionTable(RowTable):
         if record is None:
             self._begin_anew(self.updater)
         else:
-            self._take_states(self.updater, record)
+            self._set_states(self.updater, record)
         return self.updater
 
     def _begin_anew(self, updater: Updater) -> None:
@@ -379,16 +381,16 @@ class RegionTable(RowTable):
             self._handle.updates = 0
             updater.optimizer._index_update_count.pop(self.key, None)
 
-    def _take_states(self, updater: Updater, record: dict[str, Any]) -> None:
-        tree = wrapped(self._handle, record["state"])
+    def _set_states(self, updater: Updater, record: dict[str, Any]) -> None:
+        tree = state_of_outline(self._handle, record["state"])
         if "blank" not in record and tree is not None:  # of all rows
             updater.states.pop(self.key, None)
             self._rooms = []
-            self.fill()
+            self.hold_all()
         else:
-            self.blank_tree, self._blank_of = wrapped(self._handle, record.get("blank")), updater
+            self.blank_tree, self._blank_of = state_of_outline(self._handle, record.get("blank")), updater
             self._rooms = list(arrays_of(tree))
-            tree = mapped(tree, lambda array: array[: self.count])
+            tree = map_state(tree, lambda array: array[: self.count])
         self._set_tree(tree)
 
     def _make_states(self, updater: Updater) -> None:
@@ -398,24 +400,26 @@ class RegionTable(RowTable):
         optimizer = updater.optimizer
         tree = optimizer.create_state_multi_precision(self.key, self.held)
         if self.index is None:
-            self._set_tree(mapped(tree, self._brought))
+            self._set_tree(map_state(tree, self._bring_array))
             return
-        self.blank_tree = mapped(optimizer.create_state_multi_precision(self.key, self.blank), self._brought)
+        self.blank_tree = map_state(
+            optimizer.create_state_multi_precision(self.key, self.blank), self._bring_array
+        )
         self._blank_of = updater
-        self._rooms = [self._in_room(array) for array in arrays_of(tree)]
+        self._rooms = [self._in_capacity(array) for array in arrays_of(tree)]
         rooms = iter(self._rooms)
-        self._set_tree(mapped(tree, lambda _: next(rooms)[: self.count]))
+        self._set_tree(map_state(tree, lambda _: next(rooms)[: self.count]))
 
-    def _in_room(self, rows: Array) -> Array:
+    def _in_capacity(self, rows: Array) -> Array:
         room = self._new_rows(rows, max(len(self._block), 1))
         room[: len(rows)] = rows
         return room
 
-    def _brought(self, array: Array) -> Array:
+    def _bring_array(self, array: Array) -> Array:
         """Return an array in the region: itself, or a copy."""
         if self._job.offset_of(array) or not array.size:
             return array
-        there = self._empty(array.shape, array.dtype)
+        there = self._empty_rows(array.shape, array.dtype)
         np.copyto(there, array)
         return there
 
@@ -424,22 +428,24 @@ class RegionTable(RowTable):
         if self.updater is None or self.key not in self.updater.states:
             return
         rooms = iter(self._rooms)
-        tree = self.tree() if self.index is None else mapped(self.tree(), lambda _: next(rooms))
-        record = {"mode": self._mode, "state": outlined(self._job, tree)}
+        tree = (
+            self.state_tree() if self.index is None else map_state(self.state_tree(), lambda _: next(rooms))
+        )
+        record = {"mode": self._mode, "state": outline_state(self._job, tree)}
         if self.index is not None:
-            record["blank"] = outlined(self._job, self.blank_tree)
+            record["blank"] = outline_state(self._job, self.blank_tree)
         text = json.dumps(record).encode()
         if text != self._handle.record()[1]:
             self._handle.set_record(text)
 
 
-def _offsets(outline: Any) -> Iterator[int]:
+def _array_offsets(outline: Any) -> Iterator[int]:
     """Yield the offsets of the arrays of a description."""
     parts = outline.values() if isinstance(outline, dict) else outline if isinstance(outline, list) else ()
     if isinstance(outline, dict) and "at" in outline:
         yield outline["at"]
     for part in parts:
-        yield from _offsets(part)
+        yield from _array_offsets(part)
 
 
 def record_of(handle: Handle, mode: int) -> dict[str, Any] | None:
@@ -449,20 +455,20 @@ def record_of(handle: Handle, mode: int) -> dict[str, Any] | None:
     return record if record is not None and record["mode"] == mode else None
 
 
-def outlined(job: shm.Job, state: Tree) -> Any:
+def outline_state(job: shm.Job, state: Tree) -> Any:
     """Return the description of a state in the region."""
     if isinstance(state, tuple):
-        return [outlined(job, part) for part in state]
+        return [outline_state(job, part) for part in state]
     if state is None:
         return None
     return {"at": job.offset_of(state), "shape": list(state.shape), "dtype": state.dtype.name}
 
 
-def wrapped(handle: Handle, outline: Any) -> Tree:
+def state_of_outline(handle: Handle, outline: Any) -> Tree:
     """Return a state in the region from its description."""
     if outline is None:
         return None
     if isinstance(outline, list):
-        return tuple(wrapped(handle, part) for part in outline)
+        return tuple(state_of_outline(handle, part) for part in outline)
     dtype = handle.dtype if outline["dtype"] == handle.dtype.name else np.dtype(outline["dtype"])
     return handle.region_array(outline["at"], tuple(outline["shape"]), dtype)

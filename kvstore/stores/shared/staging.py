@@ -19,10 +19,19 @@ from typing import TYPE_CHECKING, Any
 from ...arrays.grouping import Key
 from ...devices import arrays, driver
 from ...devices.arrays import DeviceView
-from ...devices.streams import Stream
-from ..device.arguments import Streams, Target, fetched, put, seen_there, target, target_in, writable_there
+from ...devices.streams import DeviceStream
+from ..device.arguments import (
+    CallerStreams,
+    OutTarget,
+    fetch_value,
+    out_target,
+    put_result,
+    target_in,
+    view_contiguous,
+    writable_there,
+)
 from ..entry import Array, Deliver, check_dtype, check_shape
-from ..outs import convert
+from ..outs import convert_out
 from .ipc.exchange import DeviceOutputs, IpcExchange, PushedOnGpu
 from .native import _shared as shm
 from .staging_buffers import BufferLease, StagingBuffers
@@ -42,7 +51,7 @@ class GpuStaging:
 
     def __init__(self, job: shm.Job, rank: int, ipc: bool) -> None:
         self._rank = rank
-        self._driver = driver.get()
+        self._driver = driver.get_driver()
         self._buffers = StagingBuffers(job, self._driver)
         #: Copies to the region in progress, for the current push.
         self._staged: dict[Key, list[BufferLease]] = {}
@@ -71,35 +80,35 @@ class GpuStaging:
 
     # ---------------------------------------------------------------------------------------------- down
 
-    def copied(self, value: Any, what: str) -> Array:
+    def copy_to_host(self, value: Any, what: str) -> Array:
         """Copy a value to the host, and wait until it is there."""
-        return fetched(self._driver, value, what)
+        return fetch_value(self._driver, value, what)
 
     def sources(self, handle: Handle, values: list[Any]) -> list[Any]:
         """Check the values of a key, and begin to copy them to the region, if needed."""
         arrays.check_all_on_devices(values, handle.key)
-        what, streams = f"value of key {handle.key!r}", Streams(values)
-        seen = [seen_there(self._driver, value, what, streams) for value in values]
+        what, streams = f"value of key {handle.key!r}", CallerStreams(values)
+        seen = [view_contiguous(self._driver, value, what, streams) for value in values]
         for view, _ in seen:
             check_dtype(handle, view.dtype)
             check_shape(handle, view, "value")  # type: ignore[arg-type]
-        if not self.packs and self.ipc.takes(handle, [view for view, _ in seen]):
+        if not self.packs and self.ipc.accepts_values(handle, [view for view, _ in seen]):
             return PushedOnGpu(seen)
         self._staged[handle.key] = [self._brought_down(handle, view, stream) for view, stream in seen]
         return [lease.array for lease in self._staged[handle.key]]
 
-    def _brought_down(self, handle: Handle, view: DeviceView, stream: Stream) -> BufferLease:
+    def _brought_down(self, handle: Handle, view: DeviceView, stream: DeviceStream) -> BufferLease:
         lease = self._buffers.for_copy(handle, stream)
         if view.nbytes:
             to = lease.array.ctypes.data
             self._driver.copy(to, view.address, view.nbytes, stream.handle, view.device)
-            lease.buffer.mark(stream, held=view)
+            lease.buffer.note_copy(stream, held=view)
         return lease
 
     def wait_staged(self, handle: Handle) -> None:
         """Wait until the values of a key are in the region; then the worker arrives in its next round."""
         for lease in self._staged.pop(handle.key, ()):
-            lease.buffer.settle()
+            lease.buffer.wait_until_idle()
             lease.buffer.held = None
             lease.buffer.round = handle.arrived + 1
         self.ipc.wait_until_read(handle)
@@ -112,7 +121,7 @@ class GpuStaging:
 
     def check_out(self, handle: Handle, out: Any) -> None:
         """Check that a key can be pulled into an array."""
-        writable_there(handle, out, Streams([out]))
+        writable_there(handle, out, CallerStreams([out]))
 
     def outs(
         self,
@@ -128,13 +137,13 @@ class GpuStaging:
         The buffer of a value that the same call pushes is used, so that a sum can be made in place. `direct`
         are arrays of the host that the round fills; `value` returns the result in the store.
         """
-        streams = Streams(outs)
-        targets = [target(handle, out, streams) for out in outs]
-        return self._filled(handle, targets, values, direct, value, later)
+        streams = CallerStreams(outs)
+        targets = [out_target(handle, out, streams) for out in outs]
+        return self._host_outs(handle, targets, values, direct, value, later)
 
     def device_outputs(self, handle: Handle, outs: list[Any]) -> tuple[DeviceOutputs, list[Any]]:
         """Check the outs that the key's own GPU can write, and return the others."""
-        streams, targets, others = Streams(outs), [], []
+        streams, targets, others = CallerStreams(outs), [], []
         for out in outs:
             if arrays.device_of(out) is None:
                 others.append(out)
@@ -148,12 +157,12 @@ class GpuStaging:
 
     def host_outs(self, left: DeviceOutputs, later: list[Deliver]) -> list[Array]:
         """Return the host arrays for outs that no GPU could write, as `outs` does."""
-        return self._filled(left.handle, left.targets, (), (), left.handle.value, later)
+        return self._host_outs(left.handle, left.targets, (), (), left.handle.value, later)
 
-    def _filled(
+    def _host_outs(
         self,
         handle: Handle,
-        targets: list[Target],
+        targets: list[OutTarget],
         values: Sequence[Array],
         direct: Sequence[Array],
         value: Callable[[], Array],
@@ -162,28 +171,30 @@ class GpuStaging:
         filled: list[Array] = []
         same = [one for one in targets if one.view.dtype == handle.dtype]
         if same:
-            lease = self._pushed(handle, values) or self._buffers.for_host(handle, handle.dtype)
+            lease = self._is_pushed(handle, values) or self._buffers.for_host(handle, handle.dtype)
             filled = [lease.array]
-            later += [partial(self._send, lease, one) for one in same]
+            later += [partial(self._send_result, lease, one) for one in same]
         for one in targets:
             if one.view.dtype != handle.dtype:
                 lease = self._buffers.for_host(handle, one.view.dtype)
-                later.append(partial(convert, value, [*direct, *filled], lease.array))
-                later.append(partial(self._send, lease, one))
+                later.append(partial(convert_out, value, [*direct, *filled], lease.array))
+                later.append(partial(self._send_result, lease, one))
         return filled
 
-    def _pushed(self, handle: Handle, values: Sequence[Array]) -> BufferLease | None:
+    def _is_pushed(self, handle: Handle, values: Sequence[Array]) -> BufferLease | None:
         staged = self._staged.get(handle.key)
         return staged[0] if staged and values and staged[0].array is values[0] else None
 
-    def _send(self, lease: BufferLease, out: Target) -> None:
+    def _send_result(self, lease: BufferLease, out: OutTarget) -> None:
         """Copy a result to an out on the caller's stream."""
         held = out.view if out.view.kind in ("any", "own") else None
-        put(self._driver, lease.array.ctypes.data, out, partial(lease.buffer.mark, out.stream, held=held))
+        put_result(
+            self._driver, lease.array.ctypes.data, out, partial(lease.buffer.note_copy, out.stream, held=held)
+        )
 
     # ---------------------------------------------------------------------------------- from GPU to GPU
 
-    def split(self, dense: Dense) -> tuple[Dense, Dense]:
+    def split_gpu(self, dense: Dense) -> tuple[Dense, Dense]:
         """Separate the pairs that are pushed from GPU to GPU from the others."""
         on_gpu = [pair for pair in dense if _stays_on_gpu(pair[1])]
         return on_gpu, [pair for pair in dense if not _stays_on_gpu(pair[1])] if on_gpu else dense
@@ -200,9 +211,9 @@ class GpuStaging:
         """Copy the value of a key to the region, if it is on GPUs."""
         self.ipc.copy_to_region(handle)
 
-    def overwritten(self, handle: Handle) -> None:
+    def note_overwritten(self, handle: Handle) -> None:
         """Record that the region holds a new value of a key; this worker holds the key."""
-        self.ipc.overwritten(handle)
+        self.ipc.note_overwritten(handle)
 
     # ---------------------------------------------------------------------------------------------- both
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ...arrays.grouping import Key
-from ...devices.driver import Driver
+from ...devices.driver import CudaDriver
 from ...devices.memory import may_free
-from ...devices.streams import Stream
+from ...devices.streams import DeviceStream
 from ...errors import KVStoreError
 from ..entry import Array
 from .native import _shared as shm
@@ -32,34 +32,34 @@ _MOST = 3  # buffers of a key before the host waits for one
 class PinnedArena:
     """Arrays in the region, on pages that the driver has locked, if it can."""
 
-    def __init__(self, job: shm.Job, driver: Driver) -> None:
+    def __init__(self, job: shm.Job, driver: CudaDriver) -> None:
         self._job, self._driver = job, driver
         self._locked: list[int] = []
         #: The driver's reason why pages are not locked; None if they are.
         self.refusal: str | None = None
-        self._rest = self._chunk(_CHUNK)
+        self._rest = self._page_chunk(_CHUNK)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return an array in memory that belongs to the arena until `close`."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > _CHUNK // 4:
-            return self._chunk(nbytes).view(dtype).reshape(shape)
+            return self._page_chunk(nbytes).view(dtype).reshape(shape)
         taken = -(-max(nbytes, 1) // _LINE) * _LINE
         if self._rest.size < taken:
-            self._rest = self._chunk(_CHUNK)
+            self._rest = self._page_chunk(_CHUNK)
         part, self._rest = self._rest[:nbytes], self._rest[taken:]
         return part.view(dtype).reshape(shape)
 
-    def _chunk(self, nbytes: int) -> Array:
+    def _page_chunk(self, nbytes: int) -> Array:
         """Return bytes on pages that hold nothing else; the region chooses their offset in a page."""
         chunk = self._job.empty((nbytes + 2 * _PAGE,), np.dtype(np.uint8))[_PAGE : _PAGE + nbytes]
         if self.refusal is None:
             start = chunk.ctypes.data // _PAGE * _PAGE
             end = -(-(chunk.ctypes.data + nbytes) // _PAGE) * _PAGE
-            self._lock(start, end - start)
+            self._lock_pages(start, end - start)
         return chunk
 
-    def _lock(self, start: int, nbytes: int) -> None:
+    def _lock_pages(self, start: int, nbytes: int) -> None:
         try:
             self._driver.register(start, nbytes)
         except (KVStoreError, MemoryError) as error:
@@ -80,7 +80,7 @@ class StagingBuffer:
 
     __slots__ = ("_driver", "_events", "array", "held", "in_use", "round")
 
-    def __init__(self, driver: Driver, array: Array) -> None:
+    def __init__(self, driver: CudaDriver, array: Array) -> None:
         self._driver, self.array = driver, array
         self._events: dict[int, int] = {}  # device -> event behind the last copy there
         #: The last round that reads or writes it.
@@ -89,7 +89,7 @@ class StagingBuffer:
         #: An object that a copy in progress needs.
         self.held: Any = None
 
-    def mark(self, stream: Stream, held: Any = None) -> None:
+    def note_copy(self, stream: DeviceStream, held: Any = None) -> None:
         """Record that a copy was put on a stream."""
         event = self._events.get(stream.device)
         if event is None:
@@ -97,23 +97,23 @@ class StagingBuffer:
         self.held = held
         self._driver.record(event, stream.handle, stream.device)
 
-    def hold(self, stream: Stream) -> None:
+    def hold_stream(self, stream: DeviceStream) -> None:
         """Let a stream wait for the copies so far."""
         for event in self._events.values():
             self._driver.wait(stream.handle, event, stream.device)
 
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Return whether no copy is in progress."""
         return all(self._driver.is_done(event, device) for device, event in self._events.items())
 
-    def settle(self) -> None:
+    def wait_until_idle(self) -> None:
         """Wait until no copy is in progress."""
         for device, event in self._events.items():
             self._driver.finish(event, device)
 
     def close(self) -> None:
         """Wait for the copies, and free the events."""
-        self.settle()
+        self.wait_until_idle()
         while self._events:
             device, event = self._events.popitem()
             self._driver.drop_event(event, device)
@@ -141,33 +141,33 @@ class BufferLease:
 class StagingBuffers:
     """The buffers of all keys: for each key as many as are in use at once."""
 
-    def __init__(self, job: shm.Job, driver: Driver) -> None:
+    def __init__(self, job: shm.Job, driver: CudaDriver) -> None:
         self._driver, self.arena = driver, PinnedArena(job, driver)
         self._made: dict[tuple[Key, str], list[StagingBuffer]] = {}
 
-    def for_copy(self, handle: shm.Handle, stream: Stream) -> BufferLease:
+    def for_copy(self, handle: shm.Handle, stream: DeviceStream) -> BufferLease:
         """Lease a buffer for a copy on this stream; the host does not wait."""
-        free = list(self._free(handle, handle.dtype))
-        found = next((one for one in free if one.idle()), free[0] if free else None)
-        lease = BufferLease(found or self._new(handle, handle.dtype))
-        lease.buffer.hold(stream)
+        free = list(self._free_buffer(handle, handle.dtype))
+        found = next((one for one in free if one.is_idle()), free[0] if free else None)
+        lease = BufferLease(found or self._new_buffer(handle, handle.dtype))
+        lease.buffer.hold_stream(stream)
         return lease
 
     def for_host(self, handle: shm.Handle, dtype: np.dtype[Any]) -> BufferLease:
         """Lease a buffer that processes may write now; waits for a copy only if many are in progress."""
-        free = list(self._free(handle, dtype))
-        found = next((one for one in free if one.idle()), None)
+        free = list(self._free_buffer(handle, dtype))
+        found = next((one for one in free if one.is_idle()), None)
         if found is None and free and len(self._made[handle.key, dtype.name]) >= _MOST:
             found = free[0]
-            found.settle()
-        return BufferLease(found or self._new(handle, dtype))
+            found.wait_until_idle()
+        return BufferLease(found or self._new_buffer(handle, dtype))
 
-    def _free(self, handle: shm.Handle, dtype: np.dtype[Any]) -> Iterator[StagingBuffer]:
+    def _free_buffer(self, handle: shm.Handle, dtype: np.dtype[Any]) -> Iterator[StagingBuffer]:
         complete = handle.complete
         made = self._made.get((handle.key, dtype.name), ())
         return (one for one in made if not one.in_use and one.round <= complete)
 
-    def _new(self, handle: shm.Handle, dtype: np.dtype[Any]) -> StagingBuffer:
+    def _new_buffer(self, handle: shm.Handle, dtype: np.dtype[Any]) -> StagingBuffer:
         made = StagingBuffer(self._driver, self.arena.array(handle.shape, dtype))
         self._made.setdefault((handle.key, dtype.name), []).append(made)
         return made

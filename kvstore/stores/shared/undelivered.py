@@ -41,7 +41,7 @@ class UndeliveredResults:
     def __init__(self) -> None:
         self._reads: dict[Key, tuple[CallOnce, ...]] = {}
 
-    def note(self, keys: Iterable[Key], finish: Callable[[], None]) -> CallOnce:
+    def note_read(self, keys: Iterable[Key], finish: Callable[[], None]) -> CallOnce:
         """Return the function that finishes a read of these keys, in the background or before a push."""
         read = CallOnce(finish)
         alone = (read,)  # one tuple for all keys: hundreds would burden the garbage collector
@@ -54,7 +54,7 @@ class UndeliveredResults:
         """Return whether a push of these keys must wait for reads."""
         return any(not one.done for key in keys for one in self._reads.get(key, ()))
 
-    def deliver(self, keys: Iterable[Key]) -> None:
+    def deliver_keys(self, keys: Iterable[Key]) -> None:
         """Complete the reads of these keys."""
         for key in keys:
             for read in self._reads.get(key, ()):

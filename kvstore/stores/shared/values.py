@@ -39,15 +39,15 @@ class StoredValues:
         new = [(key, self._arguments.first_value(key, values)) for key, values in groups if values]
         self._waiter.check_writing()
         for key, value in new:
-            handle = self._made(key, value)
+            handle = self._make_key(key, value)
             check_same(handle, handle.sparse, value, "on worker 0", self._arguments.rank)
             self._arguments.initialised.add(key)
 
-    def _made(self, key: Key, value: Array | RowSparseArray) -> Handle:
+    def _make_key(self, key: Key, value: Array | RowSparseArray) -> Handle:
         """Find a key, make it, or wait for it: the initializer can die or leave during the wait."""
         while (handle := self._keys.find(key)) is None:
             if self._is_initializer():
-                self._add(key, value)
+                self._add_key(key, value)
             else:
                 self._await_key(key)
         return handle
@@ -56,7 +56,7 @@ class StoredValues:
         """Return whether this worker's values are used: it is the lowest member."""
         return self._arguments.rank == min(self._job.members(), default=self._arguments.rank)
 
-    def _add(self, key: Key, value: Array | RowSparseArray) -> None:
+    def _add_key(self, key: Key, value: Array | RowSparseArray) -> None:
         if not isinstance(value, RowSparseArray):
             self._keys.add(key, value, side=is_side(key))
             return
@@ -80,7 +80,7 @@ class StoredValues:
 
     def overwrite(self, handle: Handle, value: Array | RowSparseArray) -> None:
         """Replace a value, between two rounds."""
-        self._waiter.settle(handle)
+        self._waiter.complete_pushed(handle)
         self._gpus.staging.copy_to_region(handle)
         holding, is_written = shm.KeyHold(handle), False
         try:
@@ -89,15 +89,15 @@ class StoredValues:
                 self._rows.overwrite(handle, value)
             else:
                 np.copyto(handle.value(other=True), value)
-                self._arguments.updater.follow(handle, handle.value(other=True))
-            self._gpus.staging.overwritten(handle)
+                self._arguments.updater.update_master(handle, handle.value(other=True))
+            self._gpus.staging.note_overwritten(handle)
             is_written = True
         finally:
             holding.end(is_written)
 
     def copy_all_to_region(self) -> None:
         """Complete all rounds of this worker, and copy all values to the region."""
-        self._waiter.settle_all()
+        self._waiter.complete_all_pushed()
         for handle in self._keys.all():
             self._gpus.staging.copy_to_region(handle)
 
@@ -107,11 +107,11 @@ class StoredValues:
         """Return live memory, read-only; a copy if rounds do not wait for this worker."""
         self._waiter.check_open()
         handle = self._arguments.handle(key)
-        self._waiter.settle(handle)
+        self._waiter.complete_pushed(handle)
         if handle.sparse:
             return self._reader.read(handle, partial(self._rows.view, handle))
         self._gpus.staging.copy_to_region(handle)
-        view = self._reader.value(handle).view()
+        view = self._reader.read_value(handle).view()
         view.flags.writeable = False
         return view
 
@@ -119,7 +119,7 @@ class StoredValues:
         """Return views of all keys, once their rounds are complete."""
         handles = [self._arguments.handle(key) for key in keys]
         for handle in handles:
-            self._waiter.settle(handle)
+            self._waiter.complete_pushed(handle)
         self._waiter.even_out_calls(handles)
         return [self.view(key) for key in keys]
 
@@ -135,13 +135,13 @@ class StoredValues:
                 check_shape(handle, out, "out")
                 jobs.append((handle, row_ids(handle, ids), out))
         for handle, _, _ in jobs:
-            self._waiter.settle(handle)
+            self._waiter.complete_pushed(handle)
         self._waiter.even_out_calls([handle for handle, _, _ in jobs])
         for handle, ids, out in jobs:
-            self._reader.read(handle, partial(self._gather, handle, ids, out))
+            self._reader.read(handle, partial(self._gather_rows, handle, ids, out))
             self._job.receive(out.data.nbytes)
 
-    def _gather(self, handle: Handle, ids: Ids, out: RowSparseArray) -> None:
+    def _gather_rows(self, handle: Handle, ids: Ids, out: RowSparseArray) -> None:
         with shm.Phase(self._job, MOVING, handle, handle.arrived, handle.nbytes):
             self._rows.gather(handle, ids, out)
 

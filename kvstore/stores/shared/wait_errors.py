@@ -32,21 +32,21 @@ class WaitErrors:
         """Warn that workers have left without having joined."""
         for rank, last in left:
             log.warning(
-                f"{self.named(rank)} has left after round {last} of key {handle.key!r}, without join(): "
-                f"round {round} is without it, says worker {self._rank}, and so are later rounds. If it "
-                "should not have ended, see its output; if it had no more batches, call join() there first"
+                f"{self.worker_name(rank)} has left after round {last} of key {handle.key!r}, without "
+                f"join(): round {round} is without it, says worker {self._rank}, and so are later rounds. If "
+                "it should not have ended, see its output; if it had no more batches, call join() there first"
             )
 
-    def named(self, w: int) -> str:
+    def worker_name(self, w: int) -> str:
         """Return the name of a worker of the region."""
         return f"worker {self._names[w]}"
 
     @property
-    def _of(self) -> str:
+    def _of_size(self) -> str:
         """The number of workers, as a part of messages."""
         return f" of {self._job.size}"
 
-    def absent(self, handle: Handle | None, missing: Missing | None) -> list[int]:
+    def missing_workers(self, handle: Handle | None, missing: Missing | None) -> list[int]:
         """Return the other workers that a wait is for."""
         if missing is not None:
             found = missing()
@@ -54,22 +54,22 @@ class WaitErrors:
             found = [] if handle is None else handle.missing(handle.complete + 1)
         return [w for w in found if w != self._own]
 
-    def waiting(self, handle: Handle | None, missing: Missing | None, what: str, waited: float) -> str:
+    def waiting_text(self, handle: Handle | None, missing: Missing | None, what: str, waited: float) -> str:
         """Describe a wait of this worker, and the workers that it waits for."""
-        absent = self.absent(handle, missing)
+        absent = self.missing_workers(handle, missing)
         seen = (
             ", ".join(f"worker {self._names[w]} (heartbeat {self._job.silence(w):.1f} s ago)" for w in absent)
             or "its peers"
         )
-        return f"worker {self._rank} has waited {waited:.0f} s on {_name(handle, what)} for {seen}"
+        return f"worker {self._rank} has waited {waited:.0f} s on {_wait_object(handle, what)} for {seen}"
 
     def log_members(self) -> None:
         """Log the workers that were lost, or have returned, since the last call."""
         lost = {f"worker {self._names[w]}" for w in self._job.lost()}
         for name in sorted(lost - self._known_lost):
-            log.info("%s%s is lost", name, self._of)
+            log.info("%s%s is lost", name, self._of_size)
         for name in sorted(self._known_lost - lost):
-            log.info("%s%s is back", name, self._of)
+            log.info("%s%s is back", name, self._of_size)
         if lost != self._known_lost:
             members = ", ".join(str(self._names[w]) for w in self._job.members())
             log.info("rounds wait for workers %s from now on", members)
@@ -109,13 +109,13 @@ class WaitErrors:
         first = lost[0] if lost else -1
         rank = self._names[first] if lost else -1
         return PeerLostError(
-            f"worker {rank}{self._of} died or stopped; noticed by worker {self._rank}{text}",
+            f"worker {rank}{self._of_size} died or stopped; noticed by worker {self._rank}{text}",
             role="worker",
             rank=rank,
             last_seen=self._job.silence(first) if lost else None,
         )
 
-    def failure(self, handle: Handle, round: int) -> KVStoreError | None:
+    def round_failure(self, handle: Handle, round: int) -> KVStoreError | None:
         """Return the error of the first failed round, up to a given round; each is reported once.
 
         A worker may push several times before it asks, so an earlier round counts, too.
@@ -158,24 +158,24 @@ class SlowWait:
 
     def __init__(self, errors: WaitErrors, handle: Handle | None, missing: Missing | None, what: str) -> None:
         self._errors, self._handle, self._missing = errors, handle, missing
-        self._name = _name(handle, what)
+        self._name = _wait_object(handle, what)
         self._late: list[int] = []
 
-    def look(self, waited: float) -> None:
+    def note_missing(self, waited: float) -> None:
         """Record the workers that the wait is for; called a few times a second."""
         self._errors.log_members()
         if waited > SLOW and log.isEnabledFor(logging.INFO):
-            self._late = self._errors.absent(self._handle, self._missing)
+            self._late = self._errors.missing_workers(self._handle, self._missing)
 
-    def end(self, waited: float) -> None:
+    def log_wait(self, waited: float) -> None:
         """Log the wait, if it was long."""
         self._errors.log_members()
         if self._late:
-            last = " or ".join(self._errors.named(w) for w in self._late)
+            last = " or ".join(self._errors.worker_name(w) for w in self._late)
             log.info("%s was slow: %s came last, %.1f s after this worker", self._name, last, waited)
 
 
-def _name(handle: Handle | None, what: str) -> str:
+def _wait_object(handle: Handle | None, what: str) -> str:
     if what:
         return what
     return "a barrier" if handle is None else f"round {handle.complete + 1} of key {handle.key!r}"

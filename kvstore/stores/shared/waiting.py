@@ -36,7 +36,7 @@ _CALLS = 3
 
 
 @dataclass
-class _Call:
+class _PushCall:
     """A push of several keys."""
 
     handles: list[Handle]
@@ -49,7 +49,7 @@ class _Call:
         return list(zip(self.handles, self.rounds, strict=True))
 
 
-def _apart(keys: list[tuple[Handle, int]]) -> bool:
+def _has_mixed_rounds(keys: list[tuple[Handle, int]]) -> bool:
     """Return whether some keys have the round of the call that pushed them, and others have not."""
     return len({handle.value_round >= round for handle, round in keys}) > 1
 
@@ -90,7 +90,7 @@ class RoundWaiter:
         #: Whether each round checks for lost and returned workers, to log them.
         self.logs_members = log.isEnabledFor(logging.INFO)
         # The last calls with several keys, by key.
-        self._calls: dict[Key, deque[_Call]] = defaultdict(partial(deque, maxlen=_CALLS))
+        self._calls: dict[Key, deque[_PushCall]] = defaultdict(partial(deque, maxlen=_CALLS))
         self._preparing = threading.RLock()  # the updater is used by one thread at a time
         self.joined = False  # this worker has no more batches
         #: Whether this worker has replaced an earlier process, and has not pushed yet.
@@ -134,9 +134,9 @@ class RoundWaiter:
         if len(calls) > 1:  # work on all keys first: else workers would wait at the end of each
             for call in calls:
                 if not call.handle.small:
-                    self._help(call)
+                    self._help_call(call)
         for call in calls:
-            self._finish(call, errors)
+            self._finish_call(call, errors)
         if errors:
             raise errors[0]
 
@@ -146,19 +146,19 @@ class RoundWaiter:
         errors: list[KVStoreError] = []
         at, end = calls.finish(0), len(calls.handles)
         while at < end:
-            self._finish(calls.late(at), errors)
+            self._finish_call(calls.late(at), errors)
             at = calls.finish(at + 1)
         if errors:
             raise errors[0]
 
     @_releasing_opened
     def help_all(self, calls: shm.Calls) -> None:
-        """As `help`, for a call with many small keys."""
+        """As `begin_work`, for a call with many small keys."""
         errors: list[KVStoreError] = []
         at, end = calls.help(0), len(calls.handles)
         while at < end:
             try:
-                self.help([calls.late(at)])
+                self.begin_work([calls.late(at)])
             except KVStoreError as error:
                 errors.append(error)
             at = calls.help(at + 1)
@@ -171,14 +171,14 @@ class RoundWaiter:
             if call.handle.complete < call.round:
                 call.handle.fail_round(call.round, f"worker {self._rank} gave up waiting")
 
-    def _finish(self, call: shm.Call, errors: list[KVStoreError]) -> None:
+    def _finish_call(self, call: shm.Call, errors: list[KVStoreError]) -> None:
         handle = call.handle
         outcome = call.advance()
         if outcome != shm.READY:
             self.wait(call.advance, handle, first=outcome)
         if self.logs_members:
             self._errors.log_members()
-        if failure := self._errors.failure(handle, call.round):
+        if failure := self._errors.round_failure(handle, call.round):
             errors.append(failure)
             return
         if left := handle.left_out(call.round):
@@ -203,34 +203,34 @@ class RoundWaiter:
                 self.wait(call.deliver, call.handle)
 
     @_releasing_opened
-    def help(self, calls: list[shm.Call]) -> None:
+    def begin_work(self, calls: list[shm.Call]) -> None:
         """Begin the work of rounds for which this worker was the last to arrive, without a wait."""
         errors: list[KVStoreError] = []
         for call in calls:
-            outcome = self._help(call)
+            outcome = self._help_call(call)
             if outcome not in (shm.READY, shm.TICK):
                 self._errors.raise_outcome(outcome, call.handle)
             if not call.handle.has_failed(call.round):  # reads report earlier rounds: this push counts
                 continue
-            if failure := self._errors.failure(call.handle, call.round):
+            if failure := self._errors.round_failure(call.handle, call.round):
                 errors.append(failure)
         if errors:
             raise errors[0]
 
-    def _help(self, call: shm.Call) -> int:
+    def _help_call(self, call: shm.Call) -> int:
         clock = WaitClock(self._timeout)
-        while (outcome := call.help()) in (shm.PLAN, shm.NEW_MODE) and not clock.over:
-            self._prepare(outcome, call.handle)
+        while (outcome := call.help()) in (shm.PLAN, shm.NEW_MODE) and not clock.is_over:
+            self._prepare_work(outcome, call.handle)
             clock.read()
         if outcome not in (shm.PLAN, shm.NEW_MODE):
             return outcome
         call.handle.release_opened()
         return shm.TICK
 
-    def _prepare(self, outcome: int, handle: Handle | None) -> None:
+    def _prepare_work(self, outcome: int, handle: Handle | None) -> None:
         with self._preparing:
             if outcome == shm.NEW_MODE:
-                self._updater.adopt_mode()
+                self._updater.build_from_mode()
                 return
             assert handle is not None
             round = handle.complete + 1
@@ -293,7 +293,7 @@ class RoundWaiter:
 
     def note_call(self, handles: list[Handle]) -> None:
         """Record that this worker has arrived at these keys in one call."""
-        call = _Call(handles, shm.rounds_of(handles))
+        call = _PushCall(handles, shm.rounds_of(handles))
         for handle in handles:
             self._calls[handle.key].append(call)
 
@@ -310,21 +310,21 @@ class RoundWaiter:
         wanted = set(handles) if len(handles) > 1 else set()
         for call in {id(c): c for h in handles for c in reversed(self._calls.get(h.key, ()))}.values():
             asked = [pair for pair in call.keys if pair[0] in wanted]
-            if not call.evened or _apart(asked):
+            if not call.evened or _has_mixed_rounds(asked):
                 self._even_out(call.keys)
                 call.evened = True
-            if _apart(asked):
-                raise self._uneven(asked)
+            if _has_mixed_rounds(asked):
+                raise self._uneven_error(asked)
 
     def _even_out(self, keys: list[tuple[Handle, int]]) -> None:
         for _ in range(2):  # a surviving worker may arrive between two keys
             for handle, _ in keys:
                 self._complete_without_dead(shm.Call(handle, [], False))
-        for handle, round in keys if _apart(keys) else ():
+        for handle, round in keys if _has_mixed_rounds(keys) else ():
             if handle.value_round >= round:
                 handle.restore_round(round - 1)
 
-    def _uneven(self, keys: list[tuple[Handle, int]]) -> PeerLostError:
+    def _uneven_error(self, keys: list[tuple[Handle, int]]) -> PeerLostError:
         rounds = ", ".join(f"{handle.key!r} of round {handle.value_round}" for handle, _ in keys)
         return self._errors.peer_lost(
             f". The keys of one call are not of one round: {rounds}. Read each in a separate call, "
@@ -336,7 +336,7 @@ class RoundWaiter:
         job, number = self._job, self._job.arrive_at_barrier()
         self.wait(lambda: job.wait_at_barrier(number), None, lambda: job.missing_at_barrier(number))
 
-    def settle(self, handle: Handle) -> None:
+    def complete_pushed(self, handle: Handle) -> None:
         """Complete the rounds of a key that this worker has pushed into."""
         if handle.key == self._updater.at_work:
             return
@@ -347,11 +347,11 @@ class RoundWaiter:
         else:
             handle.note_complete()
 
-    def settle_all(self) -> None:
+    def complete_all_pushed(self) -> None:
         """Complete every round that this worker has pushed into."""
         self.check_open()
         for handle in self._keys.all():
-            self.settle(handle)
+            self.complete_pushed(handle)
 
     @_releasing_opened
     def wait(
@@ -369,8 +369,8 @@ class RoundWaiter:
             self._handle_outcome(outcome, handle)
             waited = clock.read()
             outcome = step()
-            if outcome in _UNDONE and clock.over:
-                raise TimeoutError(self._errors.waiting(handle, missing, what, waited))
+            if outcome in _UNDONE and clock.is_over:
+                raise TimeoutError(self._errors.waiting_text(handle, missing, what, waited))
         if outcome == shm.TICK:
             try:
                 self._wait_long(step, handle, missing, what, clock)
@@ -380,7 +380,7 @@ class RoundWaiter:
     def _handle_outcome(self, outcome: int, handle: Handle | None) -> None:
         """Do the work that the outcome of a step requires, or raise its error."""
         if outcome in (shm.PLAN, shm.NEW_MODE):
-            self._prepare(outcome, handle)
+            self._prepare_work(outcome, handle)
         elif outcome != shm.TICK:
             self._errors.raise_outcome(outcome, handle)
 
@@ -389,16 +389,16 @@ class RoundWaiter:
     ) -> None:
         """Continue a wait that has become long enough to be logged; it is then a tenth of a second old."""
         outcome, slow = shm.TICK, SlowWait(self._errors, handle, missing, what)
-        with clock.described_by(partial(self._errors.waiting, handle, missing, what)):
+        with clock.described_by(partial(self._errors.waiting_text, handle, missing, what)):
             while outcome != shm.READY:
                 self._handle_outcome(outcome, handle)
                 waited = clock.read()
                 outcome = step()
-                if outcome in _UNDONE and clock.over:
-                    raise TimeoutError(self._errors.waiting(handle, missing, what, waited))
+                if outcome in _UNDONE and clock.is_over:
+                    raise TimeoutError(self._errors.waiting_text(handle, missing, what, waited))
                 if outcome != shm.TICK:
                     continue
-                slow.look(waited)
-                if clock.tells():
-                    log.warning("%s", self._errors.waiting(handle, missing, what, waited))
-        slow.end(clock.read())
+                slow.note_missing(waited)
+                if clock.notice_due():
+                    log.warning("%s", self._errors.waiting_text(handle, missing, what, waited))
+        slow.log_wait(clock.read())

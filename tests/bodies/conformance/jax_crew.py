@@ -13,7 +13,7 @@ import jobs
 import numpy as np
 
 import kvstore as kv
-from kvstore.settings.launchers import detect
+from kvstore.settings.launchers import detect_placement
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 LAST = 1
@@ -24,7 +24,7 @@ class Play:
 
     def __init__(self, way: dict[str, Any], size: int, store: kv.KVStore | None) -> None:
         self.way, self.size, self.store = way, size, store
-        self.rank = 0 if store is None else detect().rank
+        self.rank = 0 if store is None else detect_placement().rank
         self.ranks = range(size) if store is None else range(self.rank, self.rank + 1)
 
     @property

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import kvstore as kv
-from kvstore.settings.launchers import detect
+from kvstore.settings.launchers import detect_placement
 from kvstore.torch import DistributedOptimizer, HookState, allreduce_hook
 
 Tensor = torch.Tensor
@@ -34,7 +34,7 @@ class Play:
     def __init__(self, way: Way, size: int, store: kv.KVStore | None) -> None:
         self.way, self.size, self.store = way, size, store
         self.kind = way["kind"]
-        self.rank = detect().rank if self.kind != "alone" else 0
+        self.rank = detect_placement().rank if self.kind != "alone" else 0
         #: The ranks whose batches this process computes.
         self.ranks = range(size) if self.kind == "alone" else range(self.rank, self.rank + 1)
         #: By how much a gradient is smaller here, before it is summed, than on a worker.
@@ -138,7 +138,11 @@ def _group(meeting: str, size: int) -> Iterator[None]:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     patience = timedelta(seconds=float(os.environ["KVSTORE_TIMEOUT"]))
     dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=detect().rank, world_size=size, timeout=patience
+        "gloo",
+        init_method=f"file://{meeting}",
+        rank=detect_placement().rank,
+        world_size=size,
+        timeout=patience,
     )
     try:
         dist.barrier()  # torch connects late: one that has left would be a broken connection

@@ -10,7 +10,7 @@ import jobs
 import numpy as np
 
 import kvstore as kv
-from kvstore.settings.launchers import detect
+from kvstore.settings.launchers import detect_placement
 from kvstore.trainer import Parameter, Trainer
 
 F = np.float32
@@ -23,7 +23,7 @@ class Play:
 
     def __init__(self, way: dict[str, Any], size: int, store: kv.KVStore | None, folder: str) -> None:
         self.way, self.size, self.store, self.folder = way, size, store, folder
-        self.rank = 0 if store is None else detect().rank
+        self.rank = 0 if store is None else detect_placement().rank
         self.ranks = range(size) if store is None else range(self.rank, self.rank + 1)
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import kvstore as kv
-from kvstore.settings.launchers import detect
+from kvstore.settings.launchers import detect_placement
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -53,7 +53,7 @@ def learn(how: str, store_name: str, folder: str, steps: int) -> list[float]:
 
     from kvstore.jax import broadcast
 
-    place = detect()
+    place = detect_placement()
     data = np.load(f"{folder}/digits.npz")
     with kv.create(store_name) as store:
         params = broadcast(store, first(place.rank))
@@ -99,7 +99,7 @@ def trees(store_name: str) -> dict[str, Any]:
 
     from kvstore.jax import broadcast, pushpull
 
-    rank = detect().rank
+    rank = detect_placement().rank
     tree = {
         "f": [jnp.full((2, 3), rank + 1.0), (jnp.asarray(rank + 0.5, jnp.bfloat16),)],
         "i": jnp.arange(3) + rank,
@@ -149,7 +149,7 @@ def without_keys(store_name: str) -> dict[str, Any]:
 
     from kvstore.jax import all_gather_object, all_reduce_tree, broadcast, broadcast_object, pushpull
 
-    rank = detect().rank
+    rank = detect_placement().rank
     with kv.create(store_name) as store:
         weights = broadcast(store, {"w": jnp.ones(3)})
         store.set_optimizer(kv.optimizer.SGD(learning_rate=1.0))

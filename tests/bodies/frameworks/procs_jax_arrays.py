@@ -70,7 +70,7 @@ def memory_is_shared() -> None:
 
     for dtype in TYPES:
         array = jnp.arange(100).astype(dtype)
-        view = kvstore.arrays.host.readable(array)
+        view = kvstore.arrays.host.readable_array(array)
         assert view.ctypes.data == array.unsafe_buffer_pointer(), dtype
         assert view.dtype.name == dtype
 

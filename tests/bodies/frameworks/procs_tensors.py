@@ -17,8 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parallel import DistributedDataParallel
 
 import kvstore as kv
-from kvstore.arrays.host import readable, writable
-from kvstore.settings.launchers import detect
+from kvstore.arrays.host import readable_array, writable_array
+from kvstore.settings.launchers import detect_placement
 from kvstore.torch import HookState, allreduce_hook, broadcast
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -117,7 +117,7 @@ def _rows(store: kv.KVStore, key: str, dtype: torch.dtype, check: Callable[[Any,
 
 def doors(store_name: str, folder: str) -> list[Any]:
     """Broadcast tensors with the negative bit, and average gradients that have it."""
-    here = detect()
+    here = detect_placement()
     with kv.create(store_name) as store:
         state = {
             "single": negative(torch.arange(4.0) * (store.rank + 1)),
@@ -334,7 +334,7 @@ def memory_stays(seed: int) -> None:
     """Keep a view while its tensor gets other memory; the view still shows the old one."""
     with kv.create("local") as store:
         tensor = torch.arange(1000.0)
-        view = readable(tensor)
+        view = readable_array(tensor)
         tensor.data = torch.zeros(1000)
         torch.full((1000,), float(seed))
         assert view.tolist() == list(range(1000))
@@ -393,9 +393,9 @@ def drawn(seed: int, count: int) -> None:
         if dtype.is_floating_point and random.integers(2):
             view = torch._neg_view(view)
         wanted = np.array(view.tolist(), np.float64).reshape(shape)
-        np.testing.assert_array_equal(readable(view).astype(np.float64), wanted)
+        np.testing.assert_array_equal(readable_array(view).astype(np.float64), wanted)
         before = memory.clone()
-        array, deliver = writable(view)
+        array, deliver = writable_array(view)
         array[...] = 7
         if deliver is not None:
             deliver()

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import kvstore as kv
 from kvstore.observe import events as timeline_events
-from kvstore.settings.launchers import detect
+from kvstore.settings.launchers import detect_placement
 from kvstore.torch import (
     DistributedOptimizer,
     HookState,
@@ -44,7 +44,7 @@ RANK, SIZE = 0, 1
 def place() -> None:
     """Workers are forked: the module was imported before they had a rank."""
     global RANK, SIZE
-    here = detect()
+    here = detect_placement()
     RANK, SIZE = here.rank, here.size
     torch.set_num_threads(1)
     if exchanges := os.environ.get("EXCHANGES"):  # beside the backward pass, or after it, on any machine

@@ -18,7 +18,7 @@ from references import Array, assert_same_bits, draw, dtype_of, is_float, total
 from tested_store import create
 
 import kvstore as kv
-from kvstore.tensor_file import raw
+from kvstore.tensor_file import read_raw
 
 F = np.float32
 
@@ -165,7 +165,7 @@ def written(store: Any, outs: list[Array]) -> dict[str, Any]:
 
 def content(path: str) -> tuple[dict[str, str], dict[str, str]]:
     """Return the content of a file; safetensors writes its metadata in an order of chance."""
-    metadata, tensors = raw(path)
+    metadata, tensors = read_raw(path)
     return metadata, {name: array.tobytes().hex() for name, array in tensors.items()}
 
 

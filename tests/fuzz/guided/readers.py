@@ -20,7 +20,7 @@ with atheris.instrument_imports(include=["kvstore"]):
     from kvstore.checkpoint import contents
     from kvstore.launch.hosts import host_list
     from kvstore.optimizer import states
-    from kvstore.settings.keys import Keys
+    from kvstore.settings.keys import JobKeys
     from kvstore.stores.parameter_server.scheduler import journal_file
     from kvstore.stores.parameter_server.server import snapshot
     from kvstore.stores.parameter_server.transport.frames import MessageCodec, MessageLimits
@@ -100,12 +100,12 @@ def readers(folder: Path) -> dict[str, Read]:
     return {
         "frames": lambda data: JOB.decode([data]),
         "journal": unpacked,
-        "keys": lambda data: Keys.from_json(atomic_files.with_checksum(data)),
+        "keys": lambda data: JobKeys.from_json(atomic_files.with_checksum(data)),
         "hosts": of_file(folder, lambda path: host_list.of_file(str(path))),
         "manifest": manifest(folder),
         "values": of_file(folder, store.load),
-        "states": of_file(folder, states.read),
-        "checkpoint": of_file(folder, lambda path: contents.read(str(path))),
+        "states": of_file(folder, states.read_states),
+        "checkpoint": of_file(folder, lambda path: contents.read_checkpoint(str(path))),
     }
 
 

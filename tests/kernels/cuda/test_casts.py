@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from references import Array, assert_same_bits, dtype_of
 
-from kvstore.kernels.cuda import Row, Spec, all_specs
+from kvstore.kernels.cuda import KernelRow, KernelSpec, all_specs
 
 CASTS = [spec for spec in all_specs() if spec.op == "cast"]
 HALVES = ["float16", "bfloat16"]
@@ -19,8 +19,8 @@ def check(target: Target, values: Array, to: str, offsets: tuple[int, int] = (0,
     dtype = dtype_of(to)
     source = target.put(values, offsets[0])
     results = [fresh(target, values.size, dtype, offsets[1]) for _ in range(2)]
-    spec = Spec("cast", values.dtype.name, target=to)
-    target.run(spec, [Row(values.size, (source.address,), results[0].address, (results[1].address,))])
+    spec = KernelSpec("cast", values.dtype.name, target=to)
+    target.run(spec, [KernelRow(values.size, (source.address,), results[0].address, (results[1].address,))])
     with np.errstate(all="ignore"):
         wanted = values.astype(dtype)
     for result in results:
@@ -39,7 +39,7 @@ def test_every_number(target: Target, name: str) -> None:
 
 
 @pytest.mark.parametrize("spec", CASTS, ids=lambda s: s.name)
-def test_places_and_sizes_in_plain_python(interpreted: HostTarget, spec: Spec) -> None:
+def test_places_and_sizes_in_plain_python(interpreted: HostTarget, spec: KernelSpec) -> None:
     for n, offsets in ((1, (0, 0)), (37, (0, 0)), (37, (1, 0)), (20, (0, 1))):
         values = np.linspace(-3, 3, n, dtype=np.float32).astype(dtype_of(spec.dtype))
         check(interpreted, values, str(spec.target), offsets)

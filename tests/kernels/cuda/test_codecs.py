@@ -16,7 +16,7 @@ from nightly import nightly_unless
 from references import Array, assert_same_bits, draw, total
 
 from kvstore.kernels import cpu
-from kvstore.kernels.cuda import Row, Spec, all_specs
+from kvstore.kernels.cuda import KernelRow, KernelSpec, all_specs
 
 F32 = np.float32
 IN_WORD = {"2bit": 16, "1bit": 32}
@@ -74,7 +74,7 @@ class Key(NamedTuple):
 
 
 def run_quantise(
-    target: Target, spec: Spec, keys: list[Key], t: float, places: Iterator[int], seed: int
+    target: Target, spec: KernelSpec, keys: list[Key], t: float, places: Iterator[int], seed: int
 ) -> None:
     codec, rows, checks, read = str(spec.codec), [], [], []
     for i, (n, k, _) in enumerate(keys):
@@ -85,7 +85,7 @@ def run_quantise(
         left = target.put(residual, next(places))
         read.append(sources)
         words = fresh(target, words_bytes(codec, n), np.uint8, 4 * next(places))
-        rows.append(Row(n, _of(sources), residuals=(left.address,), words=(words.address,)))
+        rows.append(KernelRow(n, _of(sources), residuals=(left.address,), words=(words.address,)))
         checks.append((wanted, words, left))
     target.run(spec, rows, F32(t))
     for wanted, words, left in checks:
@@ -94,7 +94,7 @@ def run_quantise(
 
 
 def run_dequantise(
-    target: Target, spec: Spec, keys: list[Key], t: float, places: Iterator[int], seed: int
+    target: Target, spec: KernelSpec, keys: list[Key], t: float, places: Iterator[int], seed: int
 ) -> None:
     codec, rows, checks, read = str(spec.codec), [], [], []
     for i, (n, k, m) in enumerate(keys):
@@ -102,7 +102,7 @@ def run_dequantise(
         words = [target.put(each.words, 4 * next(places)) for each in coded]
         read.append(words)
         results = [fresh(target, n, F32, next(places)) for _ in range(m + 1)]
-        rows.append(Row(n, dst=results[0].address, outs=_of(results[1:]), words=_of(words)))
+        rows.append(KernelRow(n, dst=results[0].address, outs=_of(results[1:]), words=_of(words)))
         checks.append((total([each.decoded for each in coded]), results))
     target.run(spec, rows, F32(t))
     for wanted, results in checks:
@@ -111,7 +111,7 @@ def run_dequantise(
 
 
 def run_reduce(
-    target: Target, spec: Spec, keys: list[Key], t: float, places: Iterator[int], seed: int
+    target: Target, spec: KernelSpec, keys: list[Key], t: float, places: Iterator[int], seed: int
 ) -> None:
     codec, rows, checks, read = str(spec.codec), [], [], []
     for i, (n, k, m) in enumerate(keys):
@@ -122,7 +122,9 @@ def run_reduce(
         residuals = [target.put(residual, next(places)) for residual in before]
         read.append(sources)
         results = [fresh(target, n, F32, next(places)) for _ in range(m + 1)]
-        rows.append(Row(n, _of(sources), results[0].address, _of(results[1:]), residuals=_of(residuals)))
+        rows.append(
+            KernelRow(n, _of(sources), results[0].address, _of(results[1:]), residuals=_of(residuals))
+        )
         checks.append((coded, residuals, results))
     target.run(spec, rows, F32(t))
     for coded, residuals, results in checks:
@@ -140,14 +142,19 @@ RUN = {"quantise": run_quantise, "dequantise": run_dequantise, "reduce": run_red
 
 
 def check(
-    target: Target, spec: Spec, keys: list[Key], t: float = 0.5, places: tuple[int, ...] = (), seed: int = 0
+    target: Target,
+    spec: KernelSpec,
+    keys: list[Key],
+    t: float = 0.5,
+    places: tuple[int, ...] = (),
+    seed: int = 0,
 ) -> None:
     at = iter([*places, *[0] * 1000])
     RUN[spec.op.partition("_")[0]](target, spec, keys, t, at, seed)
 
 
 @pytest.mark.parametrize("spec", CODEC_SPECS, ids=lambda s: s.name)
-def test_every_kernel_in_plain_python(interpreted: HostTarget, spec: Spec) -> None:
+def test_every_kernel_in_plain_python(interpreted: HostTarget, spec: KernelSpec) -> None:
     k = spec.k or 3
     check(interpreted, spec, [Key(37, k, 1)])
     check(interpreted, spec, [Key(16, k, 0)], 0.1, places=(1, 1))
@@ -165,7 +172,7 @@ EACH = pytest.mark.parametrize(
 
 
 @EACH
-def test_sizes_around_every_edge(target: Target, spec: Spec) -> None:
+def test_sizes_around_every_edge(target: Target, spec: KernelSpec) -> None:
     for t in (0.5, 1 / 3, 1e-3):
         check(target, spec, [Key(n, 1 + n % 4, n % 3) for n in SIZES], t)
     for places in ((1,), (0, 1), (0, 0, 3)):
@@ -174,7 +181,7 @@ def test_sizes_around_every_edge(target: Target, spec: Spec) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("spec", CODEC_SPECS, ids=lambda s: s.name)
-def test_every_kernel_compiled(target: Target, spec: Spec) -> None:
+def test_every_kernel_compiled(target: Target, spec: KernelSpec) -> None:
     check(target, spec, [Key(n, spec.k or 1 + n % 4, n % 3) for n in SIZES])
     check(target, spec, [Key(n, spec.k or 2, 1) for n in (1, 17, 1000, 8197)], places=(1,))
 
@@ -191,7 +198,7 @@ KEYS = st.builds(Key, st.integers(0, 70_000), st.integers(1, 12), st.integers(0,
 )
 @settings(max_examples=7)
 def test_any_keys(
-    compiled: HostTarget, spec: Spec, keys: list[Key], t: float, places: list[int], seed: int
+    compiled: HostTarget, spec: KernelSpec, keys: list[Key], t: float, places: list[int], seed: int
 ) -> None:
     check(compiled, spec, keys, t, tuple(places), seed)
 
@@ -207,9 +214,11 @@ def test_the_cpu_kernels_give_the_same(target: Target, codec: str, n: int) -> No
     residual = draw("float32", n, 9)
     sources, left = [target.put(gradient) for gradient in gradients], target.put(residual)
     words, decoded = fresh(target, words_bytes(codec, n), np.uint8), fresh(target, n, F32)
-    row = Row(n, _of(sources), residuals=(left.address,), words=(words.address,))
-    target.run(Spec(f"quantise_{codec}"), [row], F32(t))
-    target.run(Spec(f"dequantise_{codec}"), [Row(n, dst=decoded.address, words=(words.address,))], F32(t))
+    row = KernelRow(n, _of(sources), residuals=(left.address,), words=(words.address,))
+    target.run(KernelSpec(f"quantise_{codec}"), [row], F32(t))
+    target.run(
+        KernelSpec(f"dequantise_{codec}"), [KernelRow(n, dst=decoded.address, words=(words.address,))], F32(t)
+    )
     packed_there, decoded_there = np.empty(cpu.encoded_bytes(code, n), np.uint8), np.empty(n, F32)
     cpu.encode(code, t, gradients, residual, packed_there)
     cpu.decode(code, t, [packed_there], decoded_there)
@@ -232,9 +241,11 @@ class Feedback:
         target, n = self.target, self.n
         source, words = target.put(gradient), fresh(target, words_bytes("2bit", n), np.uint8)
         decoded = fresh(target, n, F32)
-        quantise = Row(n, (source.address,), residuals=(self.left.address,), words=(words.address,))
-        target.run(Spec("quantise_2bit"), [quantise], self.t)
-        target.run(Spec("dequantise_2bit"), [Row(n, dst=decoded.address, words=(words.address,))], self.t)
+        quantise = KernelRow(n, (source.address,), residuals=(self.left.address,), words=(words.address,))
+        target.run(KernelSpec("quantise_2bit"), [quantise], self.t)
+        target.run(
+            KernelSpec("dequantise_2bit"), [KernelRow(n, dst=decoded.address, words=(words.address,))], self.t
+        )
         return Coded(words.read().view(np.uint32), self.left.read(), decoded.read())
 
 
@@ -284,7 +295,11 @@ def test_the_whole_recorded_table_of_codes(target: Target, golden: Any) -> None:
     data = golden("compress2bit.npz")
     words = target.put(data["decode_all_bytes_words"].view(np.uint8))
     decoded = fresh(target, 1024, F32)
-    target.run(Spec("dequantise_2bit"), [Row(1024, dst=decoded.address, words=(words.address,))], F32(0.5))
+    target.run(
+        KernelSpec("dequantise_2bit"),
+        [KernelRow(1024, dst=decoded.address, words=(words.address,))],
+        F32(0.5),
+    )
     assert_same_bits(decoded.read(), data["decode_all_bytes_out_t0p5"])
 
 
@@ -296,6 +311,6 @@ def test_recorded_pulls_of_a_device_store(target: Target, golden: Any) -> None:
     for number, wanted in enumerate(pulls[1:]):
         sources = [target.put(lcg(n, 10 * number + j, -1.3, 1.3)) for j in range(3)]
         dst = fresh(target, n, F32)
-        row = Row(n, _of(sources), dst.address, residuals=_of(residuals))
-        target.run(Spec("reduce_2bit"), [row], F32(0.5))
+        row = KernelRow(n, _of(sources), dst.address, residuals=_of(residuals))
+        target.run(KernelSpec("reduce_2bit"), [row], F32(0.5))
         assert_same_bits(dst.read(), wanted)

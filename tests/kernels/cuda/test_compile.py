@@ -13,27 +13,27 @@ import pace
 import pytest
 from nightly import nightly_unless
 
-from kvstore.kernels.cuda import Spec, all_specs
+from kvstore.kernels.cuda import KernelSpec, all_specs
 from kvstore.kernels.cuda.spec import most_registers
 
 pytest.importorskip("numba_cuda", reason="needs kvstore-train[cuda]")
 
-from kvstore.kernels.cuda.report import Facts, all_facts, facts
+from kvstore.kernels.cuda.report import KernelFacts, all_facts, kernel_facts
 
 TABLE = Path(__file__).parents[3] / "docs" / "reference" / "cuda-kernels.md"
 # One of each kind, for the architectures that are not gone through completely every time.
 SOME = [
-    Spec("sum", "float32", 4),
-    Spec("sum", "bfloat16", 8),
-    Spec("update", "float32", 0, "adam"),
-    Spec("update", "float16", 0, "rmsprop_centered", master=True),
-    Spec("quantise_2bit", k=1),
-    Spec("reduce_1bit"),
+    KernelSpec("sum", "float32", 4),
+    KernelSpec("sum", "bfloat16", 8),
+    KernelSpec("update", "float32", 0, "adam"),
+    KernelSpec("update", "float16", 0, "rmsprop_centered", master=True),
+    KernelSpec("quantise_2bit", k=1),
+    KernelSpec("reduce_1bit"),
 ]
 
 
-def broken_promises(fact: Facts) -> list[str]:
-    spec = Spec.named(fact.name)
+def broken_promises(fact: KernelFacts) -> list[str]:
+    spec = KernelSpec.from_name(fact.name)
     promises = {
         "spills": fact.spills == 0,
         "stack": fact.stack == 0,
@@ -48,7 +48,7 @@ def broken_promises(fact: Facts) -> list[str]:
     return [what for what, kept in promises.items() if not kept]
 
 
-def check(found: Sequence[Facts]) -> None:
+def check(found: Sequence[KernelFacts]) -> None:
     broken = {f"{fact.name} on {fact.arch}": broken_promises(fact) for fact in found}
     assert not {name: what for name, what in broken.items() if what}
 
@@ -65,8 +65,8 @@ ELSEWHERE = zip(SOME, itertools.cycle(["sm_80", "sm_100"]), strict=False)
     ("spec", "arch"),
     nightly_unless(lambda spec, _: spec.rule == "adam" or spec.op == "reduce_1bit", ELSEWHERE),
 )
-def test_some_kernels_elsewhere(spec: Spec, arch: str) -> None:
-    check(facts(spec, [arch]))
+def test_some_kernels_elsewhere(spec: KernelSpec, arch: str) -> None:
+    check(kernel_facts(spec, [arch]))
 
 
 @pytest.mark.nightly
@@ -76,9 +76,9 @@ def test_every_kernel_everywhere() -> None:
 
 
 def test_the_gate_sees_what_it_looks_for() -> None:
-    good = Facts("sum_float32_k2", "sm_90", 32, 0, 0, 2, 1, 0, 0, 0, 0)
+    good = KernelFacts("sum_float32_k2", "sm_90", 32, 0, 0, 2, 1, 0, 0, 0, 0)
     assert broken_promises(good) == []
-    bad = Facts("sum_float32_k2", "sm_90", 65, 8, 8, 0, 0, 1, 1, 1, 1)
+    bad = KernelFacts("sum_float32_k2", "sm_90", 65, 8, 8, 0, 0, 1, 1, 1, 1)
     assert len(broken_promises(bad)) == 9
 
 
@@ -111,7 +111,7 @@ def test_a_numpy_without_row_stack_will_do() -> None:
 def test_products_and_sums_are_rounded_each(dtype: str, name: str) -> None:
     from kvstore.kernels.cuda.compile import compile_ptx
 
-    spec = Spec("update", dtype, 0, "adam")
+    spec = KernelSpec("update", dtype, 0, "adam")
     code = compile_ptx(spec, ["sm_90"])["sm_90"]
     for operation in ("mul.rn", "add.rn", "div.rn", "sqrt.rn"):
         assert f"{operation}.{name}" in code

@@ -13,10 +13,10 @@ from fake_cuda import FakeDriver
 from fake_cuda.cases import DeviceTarget, fresh
 from fake_cuda.fixtures import fake_cuda  # noqa: F401
 
-from kvstore.kernels.cuda import Row, Spec, image, load
+from kvstore.kernels.cuda import KernelRow, KernelSpec, launch_image, load_kernel
 
 F32 = np.float32
-SUM = Spec("sum", "float32", 2)
+SUM = KernelSpec("sum", "float32", 2)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_many_keys_are_one_launch(fake_cuda: FakeDriver, device: DeviceTarget) -
     device.run(
         SUM,
         [
-            Row(n, tuple(source.address for source in its), result.address)
+            KernelRow(n, tuple(source.address for source in its), result.address)
             for n, its, result in zip(sizes, sources, results, strict=True)
         ],
     )
@@ -48,13 +48,13 @@ def test_a_threshold_travels_as_four_bytes(fake_cuda: FakeDriver, device: Device
     gradient = np.array([t, -t, 0, np.nextafter(t, F32(0))], F32)
     source, residual = device.put(gradient), device.put(np.zeros(4, F32))
     words = fresh(device, 4, np.uint8)
-    row = Row(4, (source.address,), residuals=(residual.address,), words=(words.address,))
-    device.run(Spec("quantise_2bit", k=1), [row], t)
+    row = KernelRow(4, (source.address,), residuals=(residual.address,), words=(words.address,))
+    device.run(KernelSpec("quantise_2bit", k=1), [row], t)
     assert words.read().tolist() == [0b11_10_00_00, 0, 0, 0]
 
 
 def test_nothing_to_do_is_no_launch(fake_cuda: FakeDriver, device: DeviceTarget) -> None:  # noqa: F811
-    device.run(Spec("sum"), [Row(0, (16,), 16)])
+    device.run(KernelSpec("sum"), [KernelRow(0, (16,), 16)])
     assert fake_cuda.launches == []
 
 
@@ -63,10 +63,10 @@ def test_a_kernel_is_loaded_once_for_a_device(fake_cuda: FakeDriver) -> None:  #
 
     Device(1).set_current()
     Device(0).set_current()
-    first = load(SUM, 0)
-    assert load(SUM, Device(0)) is first
-    assert load(SUM, 1) is not first
-    assert (first.spec, first.device, load(SUM, 1).device) == (SUM, 0, 1)
+    first = load_kernel(SUM, 0)
+    assert load_kernel(SUM, Device(0)) is first
+    assert load_kernel(SUM, 1) is not first
+    assert (first.spec, first.device, load_kernel(SUM, 1).device) == (SUM, 0, 1)
 
 
 def test_work_happens_in_the_order_of_the_stream(fake_cuda: FakeDriver) -> None:  # noqa: F811
@@ -78,9 +78,11 @@ def test_work_happens_in_the_order_of_the_stream(fake_cuda: FakeDriver) -> None:
     device.set_current()
     target = DeviceTarget()
     source, dst = target.put(np.full(100, 2, F32)), fresh(target, 100, F32)
-    words, chunks = image(Spec("sum"), [Row(100, (source.address, source.address), dst.address)])
+    words, chunks = launch_image(
+        KernelSpec("sum"), [KernelRow(100, (source.address, source.address), dst.address)]
+    )
     place = target.put(words)
-    load(Spec("sum"), device)(target.stream, place.address, chunks)
+    load_kernel(KernelSpec("sum"), device)(target.stream, place.address, chunks)
     assert fake_cuda.launches == []
     target.stream.sync()
     assert fake_cuda.launches == [("sum_float32_any", 1)]
@@ -119,4 +121,4 @@ def test_an_error_of_a_launch_is_raised(fake_cuda: FakeDriver, device: DeviceTar
     fake_cuda.fail("cuLaunchKernelEx", 1)
     fake_cuda.fail("cuLaunchKernel", 1)
     with pytest.raises(Exception, match="INVALID_VALUE"):
-        device.run(Spec("sum"), [Row(8, (source.address,), dst.address)])
+        device.run(KernelSpec("sum"), [KernelRow(8, (source.address,), dst.address)])

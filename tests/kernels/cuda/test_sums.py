@@ -13,20 +13,22 @@ from nightly import nightly_unless
 from references import DTYPES, assert_same_bits, draw, dtype_of, total
 
 from kvstore.kernels import cpu
-from kvstore.kernels.cuda import Row, Spec, all_specs
+from kvstore.kernels.cuda import KernelRow, KernelSpec, all_specs
 
 SIZES = [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 63, 64, 255, 256, 257, 1000, 1023, 1025, 4095, 4097]
 LARGE = [8191, 8192, 8193, 32_767, 32_768, 32_769, 70_000]
 
 
-def check(target: Target, spec: Spec, name: str, keys: list[tuple[int, int, int]], places: list[int]) -> None:
+def check(
+    target: Target, spec: KernelSpec, name: str, keys: list[tuple[int, int, int]], places: list[int]
+) -> None:
     """Sum keys of (elements, values, outs) in one launch, at odd places."""
     place = iter([*places, *[0] * 1000])
     values = [[draw(name, n, 31 * i + j, special=True) for j in range(k)] for i, (n, k, _) in enumerate(keys)]
     sources = [[target.put(value, next(place)) for value in its] for its in values]
     targets = [[fresh(target, n, dtype_of(name), next(place)) for _ in range(m + 1)] for n, _, m in keys]
     rows = [
-        Row(
+        KernelRow(
             numel=n,
             srcs=tuple(source.address for source in its_sources),
             dst=its_targets[0].address,
@@ -46,7 +48,7 @@ def check(target: Target, spec: Spec, name: str, keys: list[tuple[int, int, int]
 
 
 @pytest.mark.parametrize("spec", [s for s in all_specs() if s.op == "sum"], ids=lambda s: s.name)
-def test_every_sum_in_plain_python(interpreted: HostTarget, spec: Spec) -> None:
+def test_every_sum_in_plain_python(interpreted: HostTarget, spec: KernelSpec) -> None:
     k = spec.k or 3
     for n, places in ((1, []), (35, []), (35, [1]), (300, []), (67, [0] * k + [1])):
         check(interpreted, spec, spec.dtype, [(n, k, 1)], places)
@@ -71,7 +73,7 @@ EACH_TYPE = each_type(SUMMED_AS_THEY_ARE + HALVES)
 
 @EACH_TYPE
 def test_sizes_around_every_edge(target: Target, name: str) -> None:
-    spec = Spec("sum", name)
+    spec = KernelSpec("sum", name)
     check(target, spec, name, [(n, 1 + n % 5, n % 3) for n in SIZES + LARGE], [])
     for places in ([1], [0, 3], [0, 0, 1]):
         check(target, spec, name, [(n, 2, 1) for n in (1, 5, 255, 1000, 8193, 33_000)], places)
@@ -79,13 +81,13 @@ def test_sizes_around_every_edge(target: Target, name: str) -> None:
 
 @pytest.mark.parametrize("k", nightly_unless(lambda k: k == 8, [1, 2, 4, 8]))
 def test_a_number_of_values_that_is_compiled_in(target: Target, k: int) -> None:
-    spec = Spec("sum", "float32", k)
+    spec = KernelSpec("sum", "float32", k)
     check(target, spec, "float32", [(n, k, n % 3) for n in SIZES + LARGE], [])
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("spec", [s for s in all_specs() if s.op == "sum"], ids=lambda s: s.name)
-def test_every_sum_compiled(target: Target, spec: Spec) -> None:
+def test_every_sum_compiled(target: Target, spec: KernelSpec) -> None:
     check(target, spec, spec.dtype, [(n, spec.k or 1 + n % 9, n % 3) for n in SIZES + LARGE], [])
     check(target, spec, spec.dtype, [(n, spec.k or 2, 1) for n in SIZES], [1])
 
@@ -102,7 +104,7 @@ def test_every_sum_compiled(target: Target, spec: Spec) -> None:
 def test_any_keys(
     compiled: HostTarget, name: str, keys: list[tuple[int, int, int]], places: list[int]
 ) -> None:
-    check(compiled, Spec("sum", name), name, keys, places)
+    check(compiled, KernelSpec("sum", name), name, keys, places)
 
 
 @EACH_TYPE
@@ -114,7 +116,7 @@ def test_outs_among_the_sources(target: Target, name: str) -> None:
         sources = [target.put(value) for value in values]
         dst = sources[1] if dst_is_source else fresh(target, n, dtype_of(name))
         addresses = tuple(source.address for source in sources)
-        target.run(Spec("sum", name), [Row(n, addresses, dst.address, addresses)])
+        target.run(KernelSpec("sum", name), [KernelRow(n, addresses, dst.address, addresses)])
         for place in (dst, *sources):
             assert_same_bits(place.read(), total(values))
 
@@ -127,7 +129,7 @@ def test_every_pattern_of_sixteen_bits(target: Target, name: str) -> None:
         values = [every, np.full(2**16, other, dtype)]
         places = [target.put(value) for value in values]
         dst = fresh(target, 2**16, dtype)
-        target.run(Spec("sum", name), [Row(2**16, tuple(p.address for p in places), dst.address)])
+        target.run(KernelSpec("sum", name), [KernelRow(2**16, tuple(p.address for p in places), dst.address)])
         assert_same_bits(dst.read(), total(values))
 
 
@@ -139,5 +141,8 @@ def test_sums_of_golden_data(target: Target, golden: Any, name: str) -> None:
         values = list(recorded[f"{name}_values"][:k])
         places = [target.put(value) for value in values]
         dst = fresh(target, values[0].size, values[0].dtype)
-        target.run(Spec("sum", name), [Row(dst.read().size, tuple(p.address for p in places), dst.address)])
+        target.run(
+            KernelSpec("sum", name),
+            [KernelRow(dst.read().size, tuple(p.address for p in places), dst.address)],
+        )
         assert_same_bits(dst.read(), recorded[f"{name}_device_sum{k}"].reshape(-1))

@@ -16,18 +16,18 @@ from references import Array, assert_same_bits, draw, dtype_of
 from rule_parameters import PARAMS
 
 from kvstore.kernels import cpu
-from kvstore.kernels.cuda import RULE_STATES, WIDTH, Row, Spec, all_specs, constants
+from kvstore.kernels.cuda import RULE_STATES, WIDTH, KernelRow, KernelSpec, all_specs, row_constants
 
 UPDATES = [spec for spec in all_specs() if spec.op == "update"]
 # One of each: weights of every kind, rules with no state to three.
 SOME = [
-    Spec("update", "float32", 0, "adam"),
-    Spec("update", "float32", 2, "sgd_momentum"),
-    Spec("update", "float64", 0, "ftml"),
-    Spec("update", "float16", 0, "adamw", master=True),
-    Spec("update", "bfloat16", 0, "sgd", master=True),
-    Spec("update", "bfloat16", 0, "rmsprop_centered"),
-    Spec("update", "float16", 0, "ftrl"),
+    KernelSpec("update", "float32", 0, "adam"),
+    KernelSpec("update", "float32", 2, "sgd_momentum"),
+    KernelSpec("update", "float64", 0, "ftml"),
+    KernelSpec("update", "float16", 0, "adamw", master=True),
+    KernelSpec("update", "bfloat16", 0, "sgd", master=True),
+    KernelSpec("update", "bfloat16", 0, "rmsprop_centered"),
+    KernelSpec("update", "float16", 0, "ftrl"),
 ]
 
 # Every time a few are compiled, which takes seconds, and all run in plain Python.
@@ -45,7 +45,7 @@ Key = tuple[int, int, int]  # elements, values, outs
 class Case:
     """One key: its values before, and the expected values after."""
 
-    def __init__(self, spec: Spec, key: Key, seed: int, special: bool) -> None:
+    def __init__(self, spec: KernelSpec, key: Key, seed: int, special: bool) -> None:
         n, k, m = key
         inner = "float32" if spec.master else spec.dtype
         self.gradients = [draw(spec.dtype, n, seed + j, special) for j in range(k)]
@@ -56,7 +56,7 @@ class Case:
         self.states = [_state(spec.rule, inner, n, seed + 60 + j, j) for j in range(spec.states)]
         self.outs = m
 
-    def after(self, spec: Spec, params: tuple[float, ...]) -> tuple[Array, Array | None, list[Array]]:
+    def after(self, spec: KernelSpec, params: tuple[float, ...]) -> tuple[Array, Array | None, list[Array]]:
         """Weight, master and states as the CPU kernels leave them."""
         weight, states = self.weight.copy(), [state.copy() for state in self.states]
         master = None if self.master is None else self.master.copy()
@@ -77,7 +77,7 @@ def _state(rule: str | None, name: str, n: int, seed: int, number: int) -> Array
 
 def check(
     target: Target,
-    spec: Spec,
+    spec: KernelSpec,
     keys: Sequence[Key],
     places: Sequence[int] = (),
     params: Sequence[tuple[float, ...]] = (),
@@ -88,7 +88,7 @@ def check(
     place = iter([*places, *[0] * 1000])
     params = params or [PARAMS[str(spec.rule)]] * len(keys)
     cases = [Case(spec, key, seed + 100 * i, special) for i, key in enumerate(keys)]
-    lines = constants(spec, params)
+    lines = row_constants(spec, params)
     table = target.put(lines.reshape(-1))
     rows, held = [], []
     for i, case in enumerate(cases):
@@ -99,7 +99,7 @@ def check(
         outs = [fresh(target, case.weight.size, case.weight.dtype, next(place)) for _ in range(case.outs)]
         held.append((gradients, weight, master, states, outs))
         rows.append(
-            Row(
+            KernelRow(
                 numel=case.weight.size,
                 srcs=tuple(gradient.address for gradient in gradients),
                 dst=weight.address,
@@ -128,7 +128,7 @@ def test_every_rule_has_its_parameters_here() -> None:
 
 
 @pytest.mark.parametrize("spec", UPDATES, ids=lambda s: s.name)
-def test_every_update_in_plain_python(interpreted: HostTarget, spec: Spec) -> None:
+def test_every_update_in_plain_python(interpreted: HostTarget, spec: KernelSpec) -> None:
     k = spec.k or 2
     check(interpreted, spec, [(37, k, 1)])
     check(interpreted, spec, [(11, k, 1)], places=[1])
@@ -136,7 +136,7 @@ def test_every_update_in_plain_python(interpreted: HostTarget, spec: Spec) -> No
 
 
 @EACH
-def test_sizes_around_every_edge(target: Target, spec: Spec) -> None:
+def test_sizes_around_every_edge(target: Target, spec: KernelSpec) -> None:
     sizes = [0, 1, 3, 4, 5, 8, 15, 255, 257, 1023, 1025, 4095, 4097, 8191, 8192, 8193, 30_000]
     keys = [(n, spec.k or 1 + n % 4, n % 3) for n in sizes]
     check(target, spec, keys)
@@ -147,7 +147,7 @@ def test_sizes_around_every_edge(target: Target, spec: Spec) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("spec", UPDATES, ids=lambda s: s.name)
-def test_every_update_compiled(target: Target, spec: Spec) -> None:
+def test_every_update_compiled(target: Target, spec: KernelSpec) -> None:
     for special in (False, True):
         check(target, spec, [(n, spec.k or 1 + n % 4, 1) for n in (1, 7, 1000, 8193, 9000)], special=special)
     check(target, spec, [(n, spec.k or 2, 1) for n in (1, 7, 1000, 9000)], places=[1])
@@ -169,7 +169,7 @@ def test_every_update_compiled(target: Target, spec: Spec) -> None:
 @settings(max_examples=8)
 def test_any_settings(
     compiled: HostTarget,
-    spec: Spec,
+    spec: KernelSpec,
     keys: list[Key],
     places: list[int],
     lr: float,
@@ -186,11 +186,11 @@ def test_any_settings(
 
 def test_a_gradient_in_which_anything_occurs(target: Target) -> None:
     """NaN stays at its place, and infinities are clipped."""
-    spec = Spec("update", rule="sgd")
+    spec = KernelSpec("update", rule="sgd")
     gradient = np.array([np.nan, np.inf, -np.inf, 1, -0.0, 1e-45], np.float32)
     place, weight = target.put(gradient), target.put(np.zeros(6, np.float32))
-    table = target.put(constants(spec, [(1.0, 0.0, 1.0, 0.5)]).reshape(-1))
-    target.run(spec, [Row(6, (place.address,), weight.address, params=table.address)])
+    table = target.put(row_constants(spec, [(1.0, 0.0, 1.0, 0.5)]).reshape(-1))
+    target.run(spec, [KernelRow(6, (place.address,), weight.address, params=table.address)])
     found = weight.read()
     assert np.isnan(found).tolist() == [True, False, False, False, False, False]
     assert found[1:].tolist() == [-0.5, 0.5, -0.5, 0.0, -float(np.float32(1e-45))]

@@ -30,7 +30,8 @@ SETTINGS = [
     ),
     _of(
         SHARED_OPTIMIZER,
-        "        self._amend(lambda there: there._replace(now=changed(there.now, described)))\n",
+        "        self._amend_description("
+        "lambda there: there._replace(now=changed_text(there.now, described)))\n",
         "",
         "a change stays with its worker",
     ),

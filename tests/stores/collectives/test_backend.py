@@ -30,7 +30,7 @@ from kvstore.stores.collectives.backend import (
     operation_name,
 )
 from kvstore.stores.collectives.call_matching import call_digest, calls_match
-from kvstore.stores.collectives.engine import Finish, Item, plain
+from kvstore.stores.collectives.engine import Finish, Item, ascii_name
 
 ALL = ("float32", "float64", "int8", "uint8", "int32", "int64")
 
@@ -163,10 +163,10 @@ def test_marks_are_of_everything_that_must_be_the_same() -> None:
 
 def test_names_for_engines_are_ascii_and_differ() -> None:
     names = ["a", "\ud800", "\\ud800", "a\0b", "a\\x00b", "\xe9", "\\xe9", "\u043a", ""]
-    plain_names = [plain(name) for name in names]
+    plain_names = [ascii_name(name) for name in names]
     assert all(name.isascii() and name.isprintable() for name in plain_names)
     assert len(set(plain_names)) == len(names)
-    assert plain("layer1.weight") == "layer1.weight"
+    assert ascii_name("layer1.weight") == "layer1.weight"
 
 
 def test_a_fork_is_told_that_it_cannot_use_the_store(engine: Mirror) -> None:

@@ -184,7 +184,7 @@ def test_scalars_empty_and_strided_arrays(store: kv.KVStore) -> None:
 
 
 def test_the_streams_of_the_callers_are_waited_for(store: kv.KVStore) -> None:
-    made = driver.get()
+    made = driver.get_driver()
     streams = [made.stream(device) for device in range(2)]
     store.init("w", on(0, 0 * ones()))
     for turn in range(3):
@@ -412,7 +412,7 @@ def test_a_real_nccl_with_one_process() -> None:
     """Sums over all GPUs there are; with one, of a communicator that has one."""
     needs_gpu()
     pytest.importorskip("nccl.bindings")
-    devices = list(range(driver.get().count))
+    devices = list(range(driver.get_driver().count))
     with kv.create("nccl") as store:
         for dtype in TYPES:
             part = np.abs(draw(dtype, 1001, 1)) if dtype[0] != "i" else np.ones(1001, dtype)
@@ -425,13 +425,13 @@ def test_a_real_nccl_with_one_process() -> None:
             for grad in grads:
                 np.testing.assert_allclose(grad.get().astype(np.float64), expected, rtol=1e-2)
         engine = store._backend.engine  # type: ignore[attr-defined]
-        comm = engine._communicators((0,))[0] if len(devices) == 1 else None
+        comm = engine._make_communicators((0,))[0] if len(devices) == 1 else None
         if comm is not None:  # the calls of several GPUs, with one
-            from kvstore.devices.streams import Stream
+            from kvstore.devices.streams import DeviceStream
             from kvstore.stores.collectives.nccl.library import CollectiveArray
 
             array, out = RealArray(ones()), RealArray(0 * ones())
             job = CollectiveArray(0, array.address, out.address, 5, "float32")
-            engine.sum([job], {0: Stream(0, 1)}, "the test")
+            engine.sum_on_gpus([job], {0: DeviceStream(0, 1)}, "the test")
             assert out.get().tolist() == [1.0] * 5
         assert engine.versions()["NCCL"].startswith("2.")

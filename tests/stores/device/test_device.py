@@ -112,13 +112,13 @@ def test_without_the_extra_an_array_of_a_gpu_names_the_command(
     monkeypatch: pytest.MonkeyPatch, gpu: Gpu
 ) -> None:
     array = gpu([1])
-    before = driver.use(None)
+    before = driver.replace_driver(None)
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
     try:
         with kv.create("device") as store, pytest.raises(kv.MissingBackendError, match="pip install"):
             store.init("a", array)
     finally:
-        driver.use(before)
+        driver.replace_driver(before)
 
 
 # ------------------------------------------------------------------------------------------------- one launch
@@ -571,7 +571,7 @@ def test_what_a_library_lends_is_held_until_it_was_read(
     del value
     assert alive() is not None
     fake.run_all()
-    backend(store)._gpus.changed()  # launches hold addresses only
+    backend(store)._gpus.forget_launches()  # launches hold addresses only
     store.push("a", gpu([3, 4]))
     assert alive() is None
 

@@ -60,9 +60,9 @@ def test_the_exceptions_are_tests_of_the_contract() -> None:
 @pytest.fixture
 def fake() -> Iterator[LazyDriver]:
     made = LazyDriver()
-    before = driver.use(made)
+    before = driver.replace_driver(made)
     yield made
-    driver.use(before)
+    driver.replace_driver(before)
 
 
 @pytest.fixture(params=["lazy", "lazy shared", "cuda", pytest.param("real", marks=pytest.mark.gpu)])

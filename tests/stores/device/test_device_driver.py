@@ -135,4 +135,4 @@ def test_events_order_the_streams_of_a_key(store: kv.KVStore, cuda: FakeDriver) 
 def test_a_missing_driver_is_told(monkeypatch: pytest.MonkeyPatch, cuda: FakeDriver) -> None:
     cuda.fail("cuInit", 100)
     with pytest.raises(kv.MissingBackendError, match="no usable NVIDIA driver"):
-        driver.Driver()
+        driver.CudaDriver()

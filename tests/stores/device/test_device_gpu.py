@@ -147,7 +147,7 @@ def torch() -> Any:
 @gpu_only
 def test_memory_is_back_to_its_start(torch: Any) -> None:
     values = [torch.ones(4_000_000, device="cuda") for _ in range(3)]
-    made = driver.get()
+    made = driver.get_driver()
 
     def cycle() -> None:
         with kv.create("device") as store:

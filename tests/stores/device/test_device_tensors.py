@@ -215,7 +215,7 @@ def test_capsules_that_are_wrong(kind: Any, fields: dict[str, Any], words: str) 
             return (2, 0)
 
         def __dlpack__(self, **_: Any) -> Any:
-            capsule = dlpack.export(self, memory.ctypes.data, (3,), memory.dtype, kind, False, (1, 0))
+            capsule = dlpack.export_capsule(self, memory.ctypes.data, (3,), memory.dtype, kind, False, (1, 0))
             name = b"dltensor_versioned"
             tensor = dlpack._LAYOUTS[name].from_address(dlpack._pointer(capsule, name)).tensor
             for field, value in fields.items():
@@ -225,7 +225,7 @@ def test_capsules_that_are_wrong(kind: Any, fields: dict[str, Any], words: str) 
     lent = Lent()
     alive = weakref.ref(lent)
     with pytest.raises(kv.ArrayError, match=words):
-        arrays.view(lent, "it", streams.Stream(0, 1))
+        arrays.view_array(lent, "it", streams.DeviceStream(0, 1))
     del lent
     gc.collect()
     assert alive() is None  # the capsule was released

@@ -383,7 +383,7 @@ def test_a_worker_declared_dead_as_a_push_asks_for_memory_is_fenced(
     store = kv.create("shared", group=verb)
     store.init("w", np.zeros(5, np.float32))
     backend = store._backend
-    pusher, name = backend._pusher, "push" if verb == "push" else "exchange"
+    pusher, name = backend._pusher, "push" if verb == "push" else "push_pushpull"
     arrives = getattr(pusher, name)
 
     def taken_for_dead(*arguments: Any) -> Any:
@@ -409,7 +409,7 @@ def test_a_worker_declared_dead_takes_back_what_others_may_read(monkeypatch: pyt
         backend._job.declare_lost()
         return direct
 
-    monkeypatch.setattr(backend._pusher, "exchange", taken_for_dead)
+    monkeypatch.setattr(backend._pusher, "push_pushpull", taken_for_dead)
     monkeypatch.setattr(backend._waiter, "give_up", _noting(backend._waiter.give_up, failed))
     with pytest.raises(kv.FencedError, match="worker 0 was declared lost"):
         store.pushpull(["w", "x"], [np.ones(40_000, np.float32)] * 2)

@@ -14,9 +14,9 @@ def test_each_is_done_once_and_its_error_is_for_its_holder() -> None:
         done.append("fails")
         raise ValueError("of the read")
 
-    good, bad = reads.note(["a"], lambda: done.append("good")), reads.note(["a", "b"], fails)
+    good, bad = reads.note_read(["a"], lambda: done.append("good")), reads.note_read(["a", "b"], fails)
     assert reads.has_any(["b"])
-    reads.deliver(["a", "b"])
+    reads.deliver_keys(["a", "b"])
     assert not reads.has_any(["a", "b"])
     good()
     with pytest.raises(ValueError, match="of the read"):
@@ -32,11 +32,11 @@ def test_ctrl_c_in_a_push_is_no_error_of_a_read() -> None:
         if len(calls) == 1:
             raise KeyboardInterrupt
 
-    one = reads.note(["a"], read)
+    one = reads.note_read(["a"], read)
     with pytest.raises(KeyboardInterrupt):
-        reads.deliver(["a"])
+        reads.deliver_keys(["a"])
     assert reads.has_any(["a"])
-    reads.deliver(["a"])
+    reads.deliver_keys(["a"])
     one()
     assert calls == [0, 1]
     assert not reads.has_any(["a"])

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.kernels.cuda import HostKernel, Row, Spec, image, load
+from kvstore.kernels.cuda import HostKernel, KernelRow, KernelSpec, launch_image, load_kernel
 
 Array = npt.NDArray[Any]
 
@@ -32,7 +32,7 @@ class Target(Protocol):
     def put(self, values: Array, offset: int = 0) -> Place:
         """Copy an array to a place that begins `offset` elements behind a multiple of 64 bytes."""
 
-    def run(self, spec: Spec, rows: Sequence[Row], *scalars: Any) -> None:
+    def run(self, spec: KernelSpec, rows: Sequence[KernelRow], *scalars: Any) -> None:
         """Launch, and wait."""
 
 
@@ -78,8 +78,8 @@ class HostTarget:
     def put(self, values: Array, offset: int = 0) -> HostPlace:
         return HostPlace(values, offset)
 
-    def run(self, spec: Spec, rows: Sequence[Row], *scalars: Any) -> None:
-        words, chunks = image(spec, rows)
+    def run(self, spec: KernelSpec, rows: Sequence[KernelRow], *scalars: Any) -> None:
+        words, chunks = launch_image(spec, rows)
         HostKernel(spec, self.compiled)(None, words.ctypes.data, chunks, *scalars)
 
 
@@ -131,10 +131,10 @@ class DeviceTarget:
         self._places.append(place)
         return place
 
-    def run(self, spec: Spec, rows: Sequence[Row], *scalars: Any) -> None:
-        words, chunks = image(spec, rows)
+    def run(self, spec: KernelSpec, rows: Sequence[KernelRow], *scalars: Any) -> None:
+        words, chunks = launch_image(spec, rows)
         place = self.put(words)
-        load(spec, self.device)(self.stream, place.address, chunks, *scalars)
+        load_kernel(spec, self.device)(self.stream, place.address, chunks, *scalars)
         self.stream.sync()
 
     def close(self) -> None:

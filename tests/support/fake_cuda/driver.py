@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvstore.kernels.cuda import BLOCK, HostKernel, Spec
+from kvstore.kernels.cuda import BLOCK, HostKernel, KernelSpec
 from kvstore.kernels.cuda import cache as cubins
-from kvstore.kernels.cuda.cubin import Cubin
+from kvstore.kernels.cuda.cubin import KernelCubin
 from kvstore.kernels.cuda.provenance import source_key
 
 SOURCE = Path(__file__).with_name("libcuda.c")
@@ -159,13 +159,13 @@ class FakeDriver:
 
     def _count_parameters(self, entry: bytes) -> int:
         try:
-            return 1 + len(Spec.of_entry(entry.decode()).scalars)
+            return 1 + len(KernelSpec.of_entry(entry.decode()).scalars)
         except ValueError:
             return -1
 
     def _launch(self, entry: bytes, grid: int, block: int, parameters: Any, device: int) -> None:
         try:
-            spec = Spec.of_entry(entry.decode())
+            spec = KernelSpec.of_entry(entry.decode())
             if block != BLOCK:
                 raise ValueError(f"{spec.name} was launched with {block} threads in a block")
             scalars = [
@@ -197,8 +197,8 @@ def _kernels(folder: Path) -> None:
     from kvstore.kernels.cuda import all_specs
 
     for spec in all_specs():
-        cubin = Cubin(spec.name, "sm_90", spec.entry, b"\x7fELF of nothing", source=source_key())
-        cubins.write(folder, spec, cubin)
+        cubin = KernelCubin(spec.name, "sm_90", spec.entry, b"\x7fELF of nothing", source=source_key())
+        cubins.write_kernel(folder, spec, cubin)
 
 
 def driver_in_process() -> str | None:

@@ -19,7 +19,7 @@ from references import Array, total
 from tested_store import by_hosts
 
 import kvstore as kv
-from kvstore.stores.rows import merged, with_all_rows
+from kvstore.stores.rows import sum_rows, with_all_rows
 
 from .seen import Failure, Seen, content, is_rows
 
@@ -253,7 +253,7 @@ def _some_rows(array: Array, draw: np.random.Generator) -> kv.RowSparseArray:
 
 
 def _sum(values: list[Any]) -> Any:
-    return merged(values) if is_rows(values[0]) else total(values)
+    return sum_rows(values) if is_rows(values[0]) else total(values)
 
 
 def _alike(key: int | str, parts: list[Any]) -> list[Any]:

@@ -40,7 +40,7 @@ def content(path: Path) -> dict[str, Any]:
     """Return all that a file of values or of states holds."""
     arrays: dict[str, Any] = dict(load_file(path))
     if not any(name.startswith("value") for name in arrays):
-        found = states.read(path)
+        found = states.read_states(path)
         kept = None if found.optimizer is None else json.dumps(found.optimizer.get_config(), sort_keys=True)
         keys = sorted(map(str, found.states))
         arrays |= {"counts": dict(sorted(found.counts.items())), "num_update": found.num_update}

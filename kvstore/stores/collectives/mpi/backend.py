@@ -29,7 +29,7 @@ from ..backend import AllReduceBackend, check_launched, check_process, operation
 from ..call_matching import call_digest, calls_match, mismatch_error
 from ..engine import Finish, Item
 from .call_counts import CallCounts, missing_text
-from .local_peers import LocalPeers, identity
+from .local_peers import LocalPeers, process_identity
 
 log = logging.getLogger("kvstore.mpi")
 
@@ -49,20 +49,20 @@ _MANY = 64  # operations after which a process that never waits receives the mes
 class MpiBackend(AllReduceBackend):
     """See `kvstore.stores.protocol.Backend`."""
 
-    engine: Mpi
+    engine: MpiEngine
 
     def __init__(self, config: StoreConfig) -> None:
-        super().__init__(config, Mpi(config.timeout, config.group))
+        super().__init__(config, MpiEngine(config.timeout, config.group))
 
 
 @dataclass(eq=False, slots=True)
-class _Operation:
+class _MpiOperation:
     """An operation in transfer: first the comparison, then the data."""
 
     what: str
     checks: Array  # the numbers of this process, and then the maxima of all processes
     items: Sequence[Item]
-    start: Callable[[_Operation], list[Any]]
+    start: Callable[[_MpiOperation], list[Any]]
     number: int = 0  # of the store's operations, from 1
     request: Any = None  # of the comparison
     data: list[Any] | None = None  # requests that `start` has made
@@ -71,7 +71,7 @@ class _Operation:
     error: KVStoreError | None = None
 
 
-class Mpi:
+class MpiEngine:
     """See `kvstore.stores.collectives.engine.Collective`.
 
     Parameters
@@ -100,10 +100,10 @@ class Mpi:
 
     def __init__(self, timeout: float, group: str) -> None:
         check_process(self.name)
-        self._mpi: Any = _check_running(_imported())
+        self._mpi: Any = _check_running(_import_mpi())
         self._timeout = timeout
         self._held: list[Any] = []  # running requests, and with them their memory
-        self._queue: deque[_Operation] = deque()
+        self._queue: deque[_MpiOperation] = deque()
         self._count = 0  # number of compared operations
         self._call_counts: CallCounts | None = None
         self._peers = LocalPeers([])
@@ -119,31 +119,33 @@ class Mpi:
         self._own: list[Any] = []  # communicators
         self._made = False
         try:
-            self.local_rank = self._join(world, group)
+            self.local_rank = self._join_group(world, group)
         except self._mpi.Exception as error:
-            self._free()
+            self._free_communicators()
             raise KVStoreError(
                 f"worker {self.rank}: MPI makes no more communicators ({_last_line(error)}): close stores "
                 "that are not needed any more"
             ) from error
         except ConfigError as error:
-            self._free()
+            self._free_communicators()
             raise ConfigError(
                 f"worker {self.rank} creates a store of group {group!r}, and other workers one of another "
                 "group: with mpi all create their stores in the same order"
             ) from error
         self._made = True
 
-    def _join(self, world: Any, group: str) -> int:
+    def _join_group(self, world: Any, group: str) -> int:
         """Make communicators with all processes; return the number of this process on its machine."""
-        self._order = self._duplicate(world)
+        self._order = self._duplicate_world(world)
         self._call_counts = CallCounts(self._mpi, self._order)
-        self._data = self._duplicate(world)
-        self._finish(self._announce("create", f"a store of group {group!r}", meaning=group))
+        self._data = self._duplicate_world(world)
+        self._finish_operation(self._announce_call("create", f"a store of group {group!r}", meaning=group))
         # A split has no deadline, but all processes are present now.
         near = self._order.Split_type(self._mpi.COMM_TYPE_SHARED)
         local_rank = int(near.Get_rank())
-        self._peers = LocalPeers([one for one in near.allgather(identity(self.rank)) if one[0] != self.rank])
+        self._peers = LocalPeers(
+            [one for one in near.allgather(process_identity(self.rank)) if one[0] != self.rank]
+        )
         near.Free()
         return local_rank
 
@@ -152,28 +154,28 @@ class Mpi:
     def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
         """Overwrite the items with those of rank 0."""
         what = operation_name("init, broadcast or load", items)
-        self._finish(self._announce("init", what, items, meaning, self._start_broadcast))
+        self._finish_operation(self._announce_call("init", what, items, meaning, self._start_broadcast))
 
     def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
         """Start a sum; operations are in call order, so `priority` has no effect."""
-        operation = self._announce("sum", operation_name("the sum", items), items, start=self._start_sum)
-        return partial(self._finish, operation)
+        operation = self._announce_call("sum", operation_name("the sum", items), items, start=self._start_sum)
+        return partial(self._finish_operation, operation)
 
     def barrier(self) -> None:
         """Wait until all processes have called `barrier`: they have when their calls are compared."""
-        self._finish(self._announce("barrier", "a barrier"))
+        self._finish_operation(self._announce_call("barrier", "a barrier"))
 
-    def _announce(
+    def _announce_call(
         self,
         kind: str,
         what: str,
         items: Sequence[Item] = (),
         meaning: str = "",
-        start: Callable[[_Operation], list[Any]] = lambda operation: [],
-    ) -> _Operation:
+        start: Callable[[_MpiOperation], list[Any]] = lambda operation: [],
+    ) -> _MpiOperation:
         """Start the comparison of a call; `start` begins the operation when all processes have called it."""
-        self._check()
-        operation = _Operation(what, call_digest(kind, items, meaning), items, start)
+        self._check_broken()
+        operation = _MpiOperation(what, call_digest(kind, items, meaning), items, start)
         with self._lock:
             operation.request = self._order.Iallreduce(self._mpi.IN_PLACE, operation.checks, op=self._mpi.MAX)
             self._queue.append(operation)
@@ -182,15 +184,17 @@ class Mpi:
                 self._call_counts.receive_and_answer(self._count)
         return operation
 
-    def _start_broadcast(self, operation: _Operation) -> list[Any]:
-        return [self._data.Ibcast(piece, root=0) for _, array in operation.items for piece in _pieces(array)]
+    def _start_broadcast(self, operation: _MpiOperation) -> list[Any]:
+        return [
+            self._data.Ibcast(piece, root=0) for _, array in operation.items for piece in _array_pieces(array)
+        ]
 
-    def _start_sum(self, operation: _Operation) -> list[Any]:
-        buffers, operation.back = _packed(operation.items)
+    def _start_sum(self, operation: _MpiOperation) -> list[Any]:
+        buffers, operation.back = _pack_arrays(operation.items)
         return [
             self._data.Iallreduce(self._mpi.IN_PLACE, piece, op=self._mpi.SUM)
             for buffer in buffers
-            for piece in _pieces(buffer)
+            for piece in _array_pieces(buffer)
         ]
 
     def versions(self) -> dict[str, str]:
@@ -204,11 +208,11 @@ class Mpi:
     def close(self) -> None:
         """Complete the running operations, and free the communicators."""
         if self._broken is None and not self._mpi.Is_finalized():
-            self._until(lambda: not self._queue, "the last sums", self._count)
-            self._free()
+            self._drive_until(lambda: not self._queue, "the last sums", self._count)
+            self._free_communicators()
             self._broken = "the store is closed"
 
-    def _free(self) -> None:
+    def _free_communicators(self) -> None:
         """Free communicators without running operations."""
         if self._call_counts is not None:
             with self._lock:
@@ -220,16 +224,16 @@ class Mpi:
     def abandon(self) -> None:
         """Abort the MPI job, so that no process waits for this process."""
         if self.size > 1:
-            self._break(f"worker {self.rank} was left by an error")
+            self._mark_broken(f"worker {self.rank} was left by an error")
 
     # ------------------------------------------------------------------------------------------ waiting
 
-    def _finish(self, operation: _Operation) -> None:
-        self._until(lambda: operation.done, operation.what, operation.number)
+    def _finish_operation(self, operation: _MpiOperation) -> None:
+        self._drive_until(lambda: operation.done, operation.what, operation.number)
         if operation.error is not None:
             raise operation.error
 
-    def _until(self, ready: Callable[[], bool], what: str, number: int = 0) -> None:
+    def _drive_until(self, ready: Callable[[], bool], what: str, number: int = 0) -> None:
         """Progress the operations until `ready`, which depends on the operation `number`."""
         clock = WaitClock(self._timeout)
         while True:
@@ -238,7 +242,7 @@ class Mpi:
                 if self._mpi.Is_finalized():
                     raise KVStoreError(f"worker {self.rank}: MPI was finalized in {what}")
                 try:
-                    active = self._drive()
+                    active = self._start_agreed()
                     if ready():
                         return
                     if waited > (_LONG if active else _PATIENCE):
@@ -246,11 +250,11 @@ class Mpi:
                 except self._mpi.Exception as error:
                     if not self._made:
                         raise
-                    self._break(f"MPI failed in {what}: {error}")
+                    self._mark_broken(f"MPI failed in {what}: {error}")
                     raise PeerLostError(f"worker {self.rank}: {self._broken}") from error
-            if clock.over:
+            if clock.is_over:
                 self._give_up(what, waited, number)
-            if clock.tells():
+            if clock.notice_due():
                 log.warning(
                     "worker %d has waited %.0f s for %s; %s",
                     self.rank,
@@ -279,7 +283,7 @@ class Mpi:
             else f"{text}, {missing_text(self._call_counts.missing(number))}"
         )
 
-    def _drive(self) -> bool:
+    def _start_agreed(self) -> bool:
         """Start the operations that all processes have called, in order.
 
         Return whether data is in transfer.
@@ -288,7 +292,7 @@ class Mpi:
             if operation.data is None:
                 if not operation.request.Test():
                     break
-                self._begin(operation)
+                self._begin_operation(operation)
         active = False
         for operation in self._queue:
             if operation.data is None:
@@ -296,14 +300,14 @@ class Mpi:
             if not operation.done and self._mpi.Request.Testall(operation.data):
                 self._check_peers(operation)
                 for packed, places in operation.back:
-                    _unpack(packed, places)
+                    _unpack_arrays(packed, places)
                 operation.done = True
             active = active or not operation.done
         while self._queue and self._queue[0].done:
             self._queue.popleft()
         return active
 
-    def _begin(self, operation: _Operation) -> None:
+    def _begin_operation(self, operation: _MpiOperation) -> None:
         """Start the data of an operation that all processes have called, if their calls are the same."""
         if calls_match(operation.checks):
             operation.data = operation.start(operation)
@@ -312,29 +316,29 @@ class Mpi:
             operation.data, operation.done = [], True
             operation.error = mismatch_error(self.name, self.rank, operation.what)
 
-    def _check_peers(self, operation: _Operation) -> None:
+    def _check_peers(self, operation: _MpiOperation) -> None:
         """Raise if a process of this machine has ended: a complete result can be wrong then."""
-        if (rank := self._peers.lost()) is None:
+        if (rank := self._peers.lost_rank()) is None:
             return
-        self._break(f"worker {rank} died in {operation.what}")
+        self._mark_broken(f"worker {rank} died in {operation.what}")
         raise PeerLostError(f"worker {self.rank}: {self._broken}", role="worker", rank=rank)
 
-    def _complete(self, requests: list[Any], what: str) -> None:
+    def _wait_requests(self, requests: list[Any], what: str) -> None:
         """Wait for requests; if the wait ends early, their memory stays MPI's."""
         self._held.append(requests)
-        self._until(lambda: self._mpi.Request.Testall(requests), what)
+        self._drive_until(lambda: self._mpi.Request.Testall(requests), what)
         self._held.remove(requests)
 
-    def _duplicate(self, world: Any) -> Any:
+    def _duplicate_world(self, world: Any) -> Any:
         with self._lock:
             made, request = world.Idup()
-        self._complete([request], "all workers to create the store")
+        self._wait_requests([request], "all workers to create the store")
         self._own.append(made)
         return made
 
     # ------------------------------------------------------------------------------------------ trouble
 
-    def _check(self) -> None:
+    def _check_broken(self) -> None:
         if self._broken is None and self._mpi.Is_finalized():
             self._broken = "MPI was finalized before the store was closed"
         if self._broken is not None:
@@ -342,19 +346,19 @@ class Mpi:
 
     def _give_up(self, what: str, waited: float, number: int) -> None:
         text = f"worker {self.rank} has waited {waited:.0f} s for {what}: {self._missing_text(number)}"
-        self._break(text)
+        self._mark_broken(text)
         raise TimeoutError(f"{text}; MPI cannot cancel it, so start the job again")
 
-    def _break(self, text: str) -> None:
+    def _mark_broken(self, text: str) -> None:
         """Mark the store as broken.
 
         MPI still owns the memory of running operations and must not be finalized.
         """
         if self._broken is None:
             self._broken = text
-            atexit.register(self._abort, text)
+            atexit.register(self._abort_job, text)
 
-    def _abort(self, text: str) -> None:
+    def _abort_job(self, text: str) -> None:
         if os.getpid() == self._pid and not self._mpi.Is_finalized():
             log.error("ending the MPI job: %s", text)
             try:
@@ -363,7 +367,7 @@ class Mpi:
                 self._mpi.COMM_WORLD.Abort(1)
 
 
-def _imported() -> Any:
+def _import_mpi() -> Any:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -393,7 +397,7 @@ def _last_line(error: Exception) -> str:
     return str(error).strip().split("\n")[-1].strip()
 
 
-def _packed(items: Sequence[Item]) -> tuple[list[Array], list[tuple[Array, list[Array]]]]:
+def _pack_arrays(items: Sequence[Item]) -> tuple[list[Array], list[tuple[Array, list[Array]]]]:
     """Pack small arrays of one type into one: return the arrays to sum, and the copies to make afterwards."""
     buffers: list[Array] = []
     small: dict[np.dtype[Any], list[Array]] = {}
@@ -412,14 +416,14 @@ def _packed(items: Sequence[Item]) -> tuple[list[Array], list[tuple[Array, list[
     return buffers, back
 
 
-def _unpack(packed: Array, places: list[Array]) -> None:
+def _unpack_arrays(packed: Array, places: list[Array]) -> None:
     start = 0
     for array in places:
         array.reshape(-1)[:] = packed[start : start + array.size]
         start += array.size
 
 
-def _pieces(array: Array) -> Iterator[Array]:
+def _array_pieces(array: Array) -> Iterator[Array]:
     flat = array.reshape(-1)
     step = _MOST // flat.itemsize
     for start in range(0, len(flat), step):

@@ -15,24 +15,24 @@ from ....arrays.grouping import Group, Key
 from ....devices import arrays
 from ....observe.counters import FRAME, MEMORY, MOVING, SUMMING, WAITING
 from ....settings.options import StoreConfig
-from ...device.arguments import Item, Streams
+from ...device.arguments import CallerStreams, KeyItem
 from ...device.host_and_gpu import HostAndGpuBackend, Sent
 from ...device.keys import DeviceKey
-from ...entry import Entry
+from ...entry import StoredKey
 from ..backend import AllReduceBackend, names_text
-from ..engine import Finish, nothing
-from .engine import Nccl
+from ..engine import Finish, do_nothing
+from .engine import NcclEngine
 from .keys import NcclGpus, NcclKey
 
 
 class NcclBackend(HostAndGpuBackend, AllReduceBackend):
     """See `kvstore.stores.protocol.Backend`."""
 
-    engine: Nccl
+    engine: NcclEngine
     _beginning = WAITING
 
     def __init__(self, config: StoreConfig) -> None:
-        super().__init__(config, Nccl(config))
+        super().__init__(config, NcclEngine(config))
         self._gpus = NcclGpus(self.engine)
         self._on_gpu: dict[Key, NcclKey] = self._gpus.entries
         self._order: dict[Key, None] = {}  # all keys, in the order of their init
@@ -63,11 +63,11 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
 
     def _init_on_gpus(self, new: list[Group], numbers: dict[Key, int]) -> None:
         self._check_process()
-        streams = Streams(values[0] for _, values in new)
-        seen = [(key, numbers[key], self._gpus.value(key, values[0], streams)) for key, values in new]
+        streams = CallerStreams(values[0] for _, values in new)
+        seen = [(key, numbers[key], self._gpus.checked_value(key, values[0], streams)) for key, values in new]
         if self.num_workers > 1:
-            meaning = self._meaning([(f"{key!r} on a GPU", value) for key, _, value in seen])
-            self.engine.agree(
+            meaning = self._calls_text([(f"{key!r} on a GPU", value) for key, _, value in seen])
+            self.engine.compare_calls(
                 "init", f"init, broadcast or load of {names_text([str(k) for k, _ in new])}", meaning
             )
         self._gpus.add(seen, streams)
@@ -81,11 +81,11 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
 
     def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
         """Copy the values to the outs."""
-        streams = Streams(out for _, outs in groups for out in outs)
+        streams = CallerStreams(out for _, outs in groups for out in outs)
         host, sent = self._from_host(groups, streams)
-        items = self._items([], {k: self._dense_outs(k, o, ignore_sparse) for k, o in groups}, streams)
+        items = self._gpu_items([], {k: self._dense_outs(k, o, ignore_sparse) for k, o in groups}, streams)
         super().pull(host, ignore_sparse)
-        self._send(sent, streams)
+        self._send_values(sent, streams)
         begin = self._counters.begin()
         self._gpus.pull(items, streams)
         self._counters.end_works(MOVING, begin, MEMORY, items, 0)
@@ -97,34 +97,34 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         """
         if verb == "pull" and self._touches_gpus(arguments[0]):
             self.pull(*arguments)
-            return nothing
+            return do_nothing
         return super().begin(verb, arguments, priority)
 
     def start_push(self, groups: list[Group], priority: int = 0) -> Finish:
         """Start the sums; return a callable that waits for those of the host."""
         if not self._touches_gpus(groups):
             return super().start_push(groups, priority)
-        return self._start(groups, {}, priority)
+        return self._start_push(groups, {}, priority)
 
     def _start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int = 0) -> Finish:
         targets = groups if outs is None else outs
         if not self._touches_gpus(groups) and not self._touches_gpus(targets):
             return super()._start_pushpull(groups, outs, priority)
-        return self._start(groups, dict(targets), priority)
+        return self._start_push(groups, dict(targets), priority)
 
-    def _start(self, groups: list[Group], targets: dict[Key, list[Any]], priority: int) -> Finish:
+    def _start_push(self, groups: list[Group], targets: dict[Key, list[Any]], priority: int) -> Finish:
         """Check all arguments, then start on the host and on the GPUs."""
         self._check_process()
-        streams = Streams([a for _, own in (*groups, *targets.items()) for a in own])
+        streams = CallerStreams([a for _, own in (*groups, *targets.items()) for a in own])
         mine = [(key, values) for key, values in groups if self._goes_to_gpu(key, values)]
         names = {key for key, _ in mine}
         host = [(key, values) for key, values in groups if key not in names]
-        self._sources(host)
+        self._check_sources(host)
         rest, sent = self._from_host([(k, outs) for k, outs in targets.items() if k not in names], streams)
         outs = {key: self._dense_outs(key, own, True) for key, own in targets.items()}
-        items = self._items(mine, outs, streams)
+        items = self._gpu_items(mine, outs, streams)
         for key, values in mine:
-            self._move(key, values, streams)
+            self._move_to_gpu(key, values, streams)
         if self._is_guest:
             self._compare_new_keys_on_gpus()
         finish = super()._start_pushpull(host, rest, priority) if rest else super().start_push(host, priority)
@@ -132,12 +132,12 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         self._gpus.push(items, streams)
         self._counters.end_works(SUMMING, begin, FRAME, items)
         if self._is_guest:
-            self._gpus.keep_until_done()
-        return partial(self._finish, finish, sent, streams)
+            self._gpus.hold_until_complete()
+        return partial(self._finish_sums, finish, sent, streams)
 
-    def _finish(self, finish: Finish, sent: Sent, streams: Streams) -> None:
+    def _finish_sums(self, finish: Finish, sent: Sent, streams: CallerStreams) -> None:
         finish()
-        self._send(sent, streams)
+        self._send_values(sent, streams)
 
     # ---------------------------------------------------------------------------- keys that pass through
 
@@ -171,8 +171,8 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         """Compare the keys on GPUs that are summed without init, in all workers."""
         if self._on_gpu and self.num_workers > 1:
             named = [(f"{key!r} on a GPU", own.first.like) for key, own in self._on_gpu.items()]
-            self.engine.agree(
-                "sum", f"the sum of {names_text([str(key) for key in self._on_gpu])}", self._meaning(named)
+            self.engine.compare_calls(
+                "sum", f"the sum of {names_text([str(key) for key in self._on_gpu])}", self._calls_text(named)
             )
 
     # ------------------------------------------------------------------------------------ host and GPUs
@@ -185,27 +185,29 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         """Return whether a push to a key is done on GPUs: the key is there, or moves there."""
         comes = self._comes_from_gpu(key, values)
         if key not in self._on_gpu:
-            self._entry(key)
+            self._key_entry(key)
         return comes or key in self._on_gpu
 
-    def _items(self, groups: list[Group], outs: dict[Key, list[Any]], streams: Streams) -> list[Item]:
+    def _gpu_items(
+        self, groups: list[Group], outs: dict[Key, list[Any]], streams: CallerStreams
+    ) -> list[KeyItem]:
         """Check the arguments whose key is on GPUs, or only pulled from there."""
         pushed = dict(groups)
         only = [key for key in outs if key in self._on_gpu and key not in pushed]
         items = []
         for key in (*pushed, *only):
-            like: Any = self._copy(key) if key in self._on_gpu else self._entry(key)
+            like: Any = self._gpu_copy(key) if key in self._on_gpu else self._key_entry(key)
             items.append(self._gpus.item(like, pushed.get(key, []), outs.get(key, []), streams))
         return sorted(items, key=lambda item: item.entry.number)
 
-    def _move(self, key: Key, values: list[Any], streams: Streams) -> None:
+    def _move_to_gpu(self, key: Key, values: list[Any], streams: CallerStreams) -> None:
         """Move a key of the host to the GPU of its first value."""
         if key in self._on_gpu:
             return
-        entry: Entry = self._entry(key)
+        entry: StoredKey = self._key_entry(key)
         device = arrays.device_of(values[0])
         assert device is not None
-        self._gpus.adopt(key, entry.number, entry.value, device, streams.of(device))
+        self._gpus.add_moved(key, entry.number, entry.value, device, streams.stream_of(device))
         del self._entries[key]
 
     # ----------------------------------------------------------------------------------------- inspection
@@ -213,12 +215,12 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
     def fetch(self, key: Key) -> Any:
         """Return the value on the host, for a file."""
         if key in self._on_gpu:
-            self.engine.settle(self._copy(key).tail, f"the value of key {key!r}")
+            self.engine.wait_for_stream(self._gpu_copy(key).tail, f"the value of key {key!r}")
         return super().fetch(key)
 
-    def _copy(self, key: Key) -> DeviceKey:
+    def _gpu_copy(self, key: Key) -> DeviceKey:
         return self._on_gpu[key].first
 
-    def _places(self, key: Key) -> list[tuple[str, int]]:
+    def _gpu_places(self, key: Key) -> list[tuple[str, int]]:
         copies = self._on_gpu[key].copies.items()
         return [(f"worker {self.rank} cuda:{device}", copy.nbytes) for device, copy in copies]

@@ -46,7 +46,7 @@ class CollectiveArray(NamedTuple):
         return self.numel * _SIZES[self.dtype]
 
 
-class Library:
+class NcclLibrary:
     """The calls that the store makes. Communicators are objects of nccl4py.
 
     Raises
@@ -56,7 +56,7 @@ class Library:
     """
 
     def __init__(self) -> None:
-        self._api = _imported()
+        self._api = _import_nccl()
         self.driver = _usable_driver()
 
     def versions(self) -> dict[str, str]:
@@ -65,7 +65,7 @@ class Library:
 
         number = int(self._api.get_version())
         return {
-            "nccl4py": getattr(nccl, "__version__", None) or _installed("nccl4py"),
+            "nccl4py": getattr(nccl, "__version__", None) or _installed_version("nccl4py"),
             "NCCL": f"{number // 10000}.{number // 100 % 100}.{number % 100}",
         }
 
@@ -113,7 +113,7 @@ class Library:
         """Start to copy rank 0's array to all ranks; in a group."""
         self._api.broadcast(job.send, job.recv, job.numel, TYPES[job.dtype], 0, comm, stream)
 
-    def trouble(self, comm: Any) -> KVStoreError | None:
+    def error_of(self, comm: Any) -> KVStoreError | None:
         """Return the error of a communicator in the background, or None; never waits."""
         try:
             code = int(self._api.comm_get_async_error(comm))
@@ -157,7 +157,7 @@ class Library:
 _IN_PROGRESS = 7
 
 
-def _imported() -> Any:
+def _import_nccl() -> Any:
     try:
         import nccl  # noqa: F401 - raises if it is not installed
         from nccl.bindings import nccl as api
@@ -171,14 +171,14 @@ def _imported() -> Any:
     return api
 
 
-def _usable_driver() -> driver.Driver:
+def _usable_driver() -> driver.CudaDriver:
     try:
-        return driver.get()
+        return driver.get_driver()
     except MissingBackendError as error:
         raise MissingBackendError(f"store 'nccl' has nothing to work on: {error}; {_REMEDY}") from error
 
 
-def _installed(package: str) -> str:
+def _installed_version(package: str) -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:

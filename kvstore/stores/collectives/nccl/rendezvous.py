@@ -84,7 +84,7 @@ class JobPlacement:
     address: str = ""
 
 
-def find(environment: Mapping[str, str] | None = None) -> JobPlacement:
+def find_rendezvous(environment: Mapping[str, str] | None = None) -> JobPlacement:
     """Read rank, size and the address from the launcher's variables, or from a parameter server's.
 
     Raises
@@ -94,7 +94,7 @@ def find(environment: Mapping[str, str] | None = None) -> JobPlacement:
         network.
     """
     env = process_variables() if environment is None else environment
-    found = launchers.detect(env)
+    found = launchers.detect_placement(env)
     if found.launcher == "none" and roles.signs(env):
         return _of_workers(env)
     if found.size == 1:
@@ -142,8 +142,8 @@ def _configured_address(env: Mapping[str, str]) -> str:
     if not text:
         return ""
     address = text if "://" in text else f"tcp://{text}"
-    addresses.check("KVSTORE_MASTER", address)
-    if not addresses.split(address)[1]:
+    addresses.check_address("KVSTORE_MASTER", address)
+    if not addresses.split_address(address)[1]:
         raise ConfigError(f"KVSTORE_MASTER={text!r} names no port: set it to one such as 10.0.0.5:4711")
     return address
 
@@ -157,10 +157,10 @@ def _network_address(env: Mapping[str, str]) -> str:
         return said
     host, port = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
     if host and port.isdecimal() and 0 < int(port) < 65535:
-        return addresses.tcp(host, int(port) + 1)
+        return addresses.tcp_address(host, int(port) + 1)
     host, port = env.get("DMLC_PS_ROOT_URI", ""), env.get("DMLC_PS_ROOT_PORT", "")
     if host and port.isdecimal():
-        return addresses.tcp(host, int(port))
+        return addresses.tcp_address(host, int(port))
     raise ConfigError(
         "this job is on several machines, and its workers have no address to meet at: set KVSTORE_MASTER to "
         "an address of worker 0 and a free port there, such as 10.0.0.5:4711, on all workers"
@@ -169,7 +169,7 @@ def _network_address(env: Mapping[str, str]) -> str:
 
 def _permitted_address(address: str, env: Mapping[str, str]) -> str:
     """Raise unless plain traffic is permitted: NCCL neither encrypts nor authenticates."""
-    number = addresses.resolved(addresses.split(address)[0].strip("[]"))
+    number = addresses.resolve_host(addresses.split_address(address)[0].strip("[]"))
     here = number is not None and addresses.is_loopback(number)
     if not address.startswith("tcp://") or here or env.get("KVSTORE_INSECURE") == "1":
         return address
@@ -186,11 +186,13 @@ class NcclRendezvous:
         self._place, self._timeout = place, config.timeout
         store = f"{place.job}\0{config.group}\0{next(_numbers[config.group])}"
         self._store = hashlib.blake2b(store.encode(errors="surrogatepass"), digest_size=12).hexdigest()
-        self._hello = PeerHello(_VERSION, self._store, place.rank, place.size, _machine(), os.getpid())
+        self._hello = PeerHello(
+            _VERSION, self._store, place.rank, place.size, _machine_identity(), os.getpid()
+        )
         near = place.address.startswith("ipc://")
         self._address = f"{place.address}/{self._store}" if near else place.address
 
-    def share(self, make: Callable[[], bytes]) -> RendezvousAnswer:
+    def share_name(self, make: Callable[[], bytes]) -> RendezvousAnswer:
         """Return, on every rank, the name that `make` returns on rank 0, and the hellos of all processes.
 
         Raises
@@ -204,29 +206,30 @@ class NcclRendezvous:
             raise TimeoutError(f"another thread has been making a store for {self._timeout:g} s")
         context = ZmqContext(job=self._place.job)
         try:
-            return self._serve(context, make) if self._place.rank == 0 else self._join(context)
+            return self._serve_name(context, make) if self._place.rank == 0 else self._join_root(context)
         finally:
             context.close(linger=1.0)
             _one_at_a_time.release()
 
     # ------------------------------------------------------------------------------------------ rank 0
 
-    def _serve(self, context: ZmqContext, make: Callable[[], bytes]) -> RendezvousAnswer:
+    def _serve_name(self, context: ZmqContext, make: Callable[[], bytes]) -> RendezvousAnswer:
         router = RouterChannel(context, self._address)
         here: dict[int, tuple[bytes, PeerHello]] = {0: (b"", self._hello)}
         clock = WaitClock(self._timeout)
-        while self._missing(here):
+        while self._missing_ranks(here):
             clock.read()
-            self._receive_hello(router, here, min(_LOOK, clock.left))
-            if clock.over and self._missing(here):
+            self._receive_hello(router, here, min(_LOOK, clock.seconds_left))
+            if clock.is_over and self._missing_ranks(here):
                 raise TimeoutError(
                     f"worker 0 of {self._place.size} waited {self._timeout:g} s for "
-                    f"{_names(self._missing(here))} to create the store: all workers must, in the same order"
+                    f"{_rank_names(self._missing_ranks(here))} to create the store: "
+                    "all workers must, in the same order"
                 )
-            if clock.tells():
-                log.warning("worker 0 waits for %s", _names(self._missing(here)))
+            if clock.notice_due():
+                log.warning("worker 0 waits for %s", _rank_names(self._missing_ranks(here)))
         answer = RendezvousAnswer(make(), [hello for _, (_, hello) in sorted(here.items())])
-        self._answer(router, here, answer)
+        self._answer_all(router, here, answer)
         return answer
 
     def _receive_hello(
@@ -237,12 +240,12 @@ class NcclRendezvous:
         if found is None:
             return
         peer, frames = found
-        hello = _read(frames, PeerHello)
+        hello = _read_message(frames, PeerHello)
         if hello is None or hello.store != self._store:
             return  # of another store, whose rank 0 does not listen yet; its process repeats the hello
         why = self._hello_error(hello, here)
         if why:
-            _send(router, peer, RendezvousAnswer(b"", [], why))
+            _send_answer(router, peer, RendezvousAnswer(b"", [], why))
             raise ConfigError(why)
         here[hello.rank] = peer, hello
 
@@ -257,7 +260,7 @@ class NcclRendezvous:
             return f"two processes are worker {hello.rank} of this job: give each its own rank"
         return ""
 
-    def _answer(
+    def _answer_all(
         self, router: RouterChannel, here: dict[int, tuple[bytes, PeerHello]], answer: RendezvousAnswer
     ) -> None:
         """Send the answer to all, until each has acknowledged it.
@@ -266,7 +269,7 @@ class NcclRendezvous:
         """
         waiting = {rank for rank in here if rank}
         for rank in waiting:
-            _send(router, here[rank][0], answer)
+            _send_answer(router, here[rank][0], answer)
         end = time.monotonic() + _PATIENCE
         while waiting and time.monotonic() < end:
             found = router.receive(_AGAIN)
@@ -275,15 +278,15 @@ class NcclRendezvous:
             peer, frames = found
             if len(frames) == 1 and frames[0].bytes == _THANKS:
                 waiting -= {rank for rank in waiting if here[rank][0] == peer}
-            elif (hello := _read(frames, PeerHello)) is not None and hello.store == self._store:
-                _send(router, peer, answer)
+            elif (hello := _read_message(frames, PeerHello)) is not None and hello.store == self._store:
+                _send_answer(router, peer, answer)
 
-    def _missing(self, here: Mapping[int, object]) -> list[int]:
+    def _missing_ranks(self, here: Mapping[int, object]) -> list[int]:
         return [rank for rank in range(self._place.size) if rank not in here]
 
     # ------------------------------------------------------------------------------------------ other ranks
 
-    def _join(self, context: ZmqContext) -> RendezvousAnswer:
+    def _join_root(self, context: ZmqContext) -> RendezvousAnswer:
         place = self._place
         identity = f"{self._store}/{place.rank}/{os.getpid()}".encode()
         dealer = DealerChannel(context, self._address, identity, "worker", 0)
@@ -291,16 +294,16 @@ class NcclRendezvous:
         while True:
             clock.read()
             dealer.send([msgspec.msgpack.encode(self._hello)])
-            frames = dealer.receive(min(_AGAIN, clock.left))
-            answer = None if frames is None else _read(frames, RendezvousAnswer)
+            frames = dealer.receive(min(_AGAIN, clock.seconds_left))
+            answer = None if frames is None else _read_message(frames, RendezvousAnswer)
             if answer is not None:
                 break
-            if clock.over:
+            if clock.is_over:
                 raise TimeoutError(
                     f"worker {place.rank} of {place.size} waited {self._timeout:g} s for all workers at "
                     f"{self._address}: did they start, and create as many stores in the same order?"
                 )
-            if clock.tells():
+            if clock.notice_due():
                 log.warning("worker %d waits for all workers to create the store", place.rank)
         if answer.refusal:
             raise ConfigError(answer.refusal)
@@ -308,7 +311,7 @@ class NcclRendezvous:
         return answer
 
 
-def _read(frames: list[Any], kind: type[M]) -> M | None:
+def _read_message(frames: list[Any], kind: type[M]) -> M | None:
     """Decode a message of one frame; None for a message of another kind."""
     if len(frames) != 1:
         return None
@@ -318,18 +321,18 @@ def _read(frames: list[Any], kind: type[M]) -> M | None:
         return None
 
 
-def _send(router: RouterChannel, peer: bytes, answer: RendezvousAnswer) -> None:
+def _send_answer(router: RouterChannel, peer: bytes, answer: RendezvousAnswer) -> None:
     try:
         router.send(peer, [msgspec.msgpack.encode(answer)])
     except NotSentError:
         log.debug("a worker has gone before it had its answer; it will ask again")
 
 
-def _names(ranks: list[int]) -> str:
+def _rank_names(ranks: list[int]) -> str:
     return f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}"
 
 
-def _machine() -> str:
+def _machine_identity() -> str:
     """Return the identity of this machine and its namespace of processes: process ids are unique there."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

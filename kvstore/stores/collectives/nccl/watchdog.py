@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ....devices.driver import Driver
+from ....devices.driver import CudaDriver
 from ....errors import KVStoreError, PeerLostError, TimeoutError
 from ....waiting import WaitClock
 from .rendezvous import PeerHello
@@ -31,7 +31,7 @@ _NAP = 50e-6
 
 
 @dataclass(eq=False, slots=True)
-class Pending:
+class NcclOperation:
     """An operation from before its call until the GPU has completed it."""
 
     what: str
@@ -41,7 +41,7 @@ class Pending:
     device: int = 0
 
 
-class Watchdog:
+class NcclWatchdog:
     """The watchdog of one store in a job of several processes.
 
     Parameters
@@ -66,7 +66,7 @@ class Watchdog:
 
     def __init__(
         self,
-        driver: Driver,
+        driver: CudaDriver,
         rank: int,
         timeout: float,
         peers: Iterable[PeerHello],
@@ -76,19 +76,19 @@ class Watchdog:
     ) -> None:
         self._driver, self._rank, self._timeout = driver, rank, timeout
         self._trouble, self._abort = trouble, abort
-        self._pending: deque[Pending] = deque()
+        self._pending: deque[NcclOperation] = deque()
         self._lock = threading.Condition()
         self._thread: threading.Thread | None = None
         self._lost: tuple[int, float] | None = None  # a dead peer, and the time of the notice
         self.error: KVStoreError | None = None
         self._peers = {
-            _opened(hello.pid): hello.rank for hello in peers if machine and hello.machine == machine
+            _open_pidfd(hello.pid): hello.rank for hello in peers if machine and hello.machine == machine
         }
         self._peers.pop(-1, None)
 
     # ---------------------------------------------------------------------------------------- operations
 
-    def begin(self, what: str) -> Pending:
+    def begin(self, what: str) -> NcclOperation:
         """Register an operation before its call.
 
         Raises
@@ -97,21 +97,23 @@ class Watchdog:
             The store is broken.
         """
         self.check()
-        pending = Pending(what, WaitClock(self._timeout))
+        pending = NcclOperation(what, WaitClock(self._timeout))
         with self._lock:
             self._pending.append(pending)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="kvstore-nccl", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._watch_operations, name="kvstore-nccl", daemon=True
+                )
                 self._thread.start()
         return pending
 
-    def called(self, pending: Pending, stream: int, device: int) -> None:
+    def note_stream(self, pending: NcclOperation, stream: int, device: int) -> None:
         """Record the stream of an operation after its call."""
         event = self._driver.event(device)
         self._driver.record(event, stream, device)
         pending.device, pending.event = device, event
 
-    def failed(self, pending: Pending, error: KVStoreError) -> KVStoreError:
+    def note_failure(self, pending: NcclOperation, error: KVStoreError) -> KVStoreError:
         """Record that a call has failed; return the error to raise, which may be an earlier cause."""
         with self._lock:
             if pending in self._pending:
@@ -124,7 +126,7 @@ class Watchdog:
         if self.error is not None:
             raise type(self.error)(f"{self.error}; start the job again") from self.error
 
-    def until(self, ready: Callable[[], bool], what: str) -> None:
+    def wait_until(self, ready: Callable[[], bool], what: str) -> None:
         """Wait; the wait ends when `ready`, or when the thread aborts the operations."""
         start = time.monotonic()
         while not ready():
@@ -137,7 +139,7 @@ class Watchdog:
     def close(self) -> None:
         """Wait for the running operations, and close the descriptors of the peers."""
         with contextlib.suppress(KVStoreError):
-            self.until(lambda: not self._pending, "the last operations")
+            self.wait_until(lambda: not self._pending, "the last operations")
         with self._lock:
             thread, self._thread = self._thread, None
             self._lock.notify_all()
@@ -150,7 +152,7 @@ class Watchdog:
 
     # -------------------------------------------------------------------------------------------- thread
 
-    def _run(self) -> None:
+    def _watch_operations(self) -> None:
         idle_since = time.monotonic()
         while True:
             with self._lock:
@@ -180,7 +182,7 @@ class Watchdog:
             over = not self._pending or self._pending[0] is not oldest
         if over or self.error is not None:
             return
-        if oldest.clock.tells():
+        if oldest.clock.notice_due():
             log.warning(
                 "worker %d has waited %.0f s for %s; all workers must call it",
                 self._rank,
@@ -188,15 +190,15 @@ class Watchdog:
                 oldest.what,
             )
         error = self._trouble() or self._death_error(oldest)
-        if error is None and oldest.clock.over:
+        if error is None and oldest.clock.is_over:
             error = self._timeout_error(oldest.what, waited)
         if error is not None and not (oldest.event and self._is_done(oldest)):
             self._abort_all(error)
 
-    def _is_done(self, pending: Pending) -> bool:
+    def _is_done(self, pending: NcclOperation) -> bool:
         return self.error is not None or self._driver.is_done(pending.event, pending.device)
 
-    def _remove_complete(self, over: Callable[[Pending], bool]) -> None:
+    def _remove_complete(self, over: Callable[[NcclOperation], bool]) -> None:
         """Remove complete operations, from the first one on."""
         while True:
             with self._lock:
@@ -209,7 +211,7 @@ class Watchdog:
             if first.event:
                 self._driver.drop_event(first.event, first.device)
 
-    def _death_error(self, oldest: Pending) -> PeerLostError | None:
+    def _death_error(self, oldest: NcclOperation) -> PeerLostError | None:
         """Return an error if a peer of this machine is dead, and `oldest` cannot complete any more."""
         if self._lost is None and (dead := self._dead_peers()):
             self._lost = dead[0], time.monotonic()
@@ -243,7 +245,7 @@ class Watchdog:
         self._abort()
 
 
-def _opened(pid: int) -> int:
+def _open_pidfd(pid: int) -> int:
     """Open a descriptor that is readable at the end of a process; -1 if there is none."""
     try:
         return os.pidfd_open(pid)

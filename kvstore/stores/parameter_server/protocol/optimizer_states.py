@@ -16,7 +16,7 @@ import numpy as np
 from ....arrays.grouping import Key
 from ....errors import KVStoreError, StateFileError
 from ....optimizer import Optimizer, Updater, states
-from ....optimizer.builtin import arrays_of, mapped
+from ....optimizer.builtin import arrays_of, map_state
 from ....optimizer.optimizer import State as Tree
 from ...entry import Array
 from ...row_table import spread_tree, works_by_rows
@@ -53,12 +53,12 @@ def needs_whole_keys(optimizer: Optimizer | None, sparse: bool = False) -> bool:
 def pack_part(key: Key, part: PartState, table: bool, optimizer: Optimizer) -> bytes:
     """Return the state of a slice as bytes."""
     content = {key: (part.ids, part.blank, part.tree) if table else part.tree} if part.known else {}
-    return states.pack(content, _with_counts(optimizer, {key: part.updates}, part.num_update), False)
+    return states.pack_states(content, _with_counts(optimizer, {key: part.updates}, part.num_update), False)
 
 
 def unpack_part(key: Key, data: bytes, table: bool, optimizer: Optimizer) -> PartState:
     """Return the state that was packed; StateFileError: damaged, or of another key or optimizer."""
-    content = states.unpack(data)
+    content = states.unpack_states(data)
     rule = type(optimizer).__name__.lower()
     if content.rule != rule:
         raise StateFileError(f"a state of optimizer {content.rule!r}, and the store's is {rule!r}")
@@ -146,7 +146,7 @@ def _join_arrays(trees: list[Tree], shape: tuple[int, ...] | None) -> Tree:
 
 def _with_arrays(tree: Tree, arrays: Iterator[Array]) -> Tree:
     """Return a state of the same structure as `tree` with other arrays."""
-    made: Tree = mapped(tree, lambda _: next(arrays))
+    made: Tree = map_state(tree, lambda _: next(arrays))
     return made
 
 

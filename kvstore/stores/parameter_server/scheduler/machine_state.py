@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ....optimizer.settings_log import Change, SettingsAt, SettingsLog
+from ....optimizer.settings_log import SettingsAt, SettingsChange, SettingsLog
 from ..protocol import messages
 from ..protocol.reliable_link import ReliableLink
 from . import (
@@ -48,7 +48,7 @@ _CLASSES: dict[str, Any] = {
     "SettingsTable": store_settings.SettingsTable,
     "Installation": store_settings.PendingInstall,
     "SettingsLog": SettingsLog,
-    "Change": Change,
+    "Change": SettingsChange,
 }
 _TUPLES: dict[str, Any] = {cls.__name__: cls for cls in (key_table.KeyWaiter, rejoins.JoinPoint, SettingsAt)}
 #: Tags of messages that have other names in journals.

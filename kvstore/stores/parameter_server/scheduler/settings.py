@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 
 from ....errors import ConfigError
-from ....optimizer.descriptions import conflict
-from ....optimizer.settings_log import NEW, Change, SettingsAt, SettingsLog
+from ....optimizer.descriptions import describe_conflict
+from ....optimizer.settings_log import NEW, SettingsAt, SettingsChange, SettingsLog
 from ..protocol.messages import CommandRequest, Failure, InstallRequest, MemberReply, SettingsRequest
 
 _KEPT = 1024  # number of newest changes; servers keep as many, for rounds in progress
@@ -16,14 +16,14 @@ class PendingInstall:
     """Settings or a command that not all servers have installed yet, and the requests that wait for this."""
 
     def __init__(
-        self, install: InstallRequest, servers: Iterable[int], changes: Iterable[Change] = ()
+        self, install: InstallRequest, servers: Iterable[int], changes: Iterable[SettingsChange] = ()
     ) -> None:
         self.install = install
         self.pending = set(servers)
         #: Changes that are new to all servers; if a server refuses them, the last change is withdrawn.
         self.changes = list(changes)
         #: Rank, request, and the change of the request.
-        self.waiting: list[tuple[int, int, Change | None]] = []
+        self.waiting: list[tuple[int, int, SettingsChange | None]] = []
         self.error: Failure | None = None
 
 
@@ -46,13 +46,13 @@ class SettingsTable:
         self.pending: dict[int, PendingInstall] = {}
         self._numbers = 0
         self._newest: dict[int, InstallRequest] = {}  # by place
-        self._optimizers: dict[int, Change] = {}  # by ordinal
+        self._optimizers: dict[int, SettingsChange] = {}  # by ordinal
         self._returned: dict[
             int, tuple[int, ...]
         ] = {}  # by rank of a restarted worker: key of its last change
         self._forgotten: set[str] = set()  # kinds of changes
         #: As `PendingInstall.waiting`, for requests whose changes all servers have.
-        self._done: list[tuple[int, int, Change | None]] = []
+        self._done: list[tuple[int, int, SettingsChange | None]] = []
         self._most = 2 * _KEPT
 
     def request_change(
@@ -67,11 +67,11 @@ class SettingsTable:
         ConfigError
             The change contradicts a change of another worker, or the store has another optimizer.
         """
-        affected: list[Change] = []
+        affected: list[SettingsChange] = []
         change = self._find_equal(rank, asked)
         if change is None and asked.kind in NEW and asked.ordinal in self._optimizers:
             there = self._optimizers[asked.ordinal]
-            raise ConfigError(conflict(there.text, there.rank, asked.text, rank))
+            raise ConfigError(describe_conflict(there.text, there.rank, asked.text, rank))
         if change is None:
             place = max(asked.place, self._last_place()) if rank in self._returned else asked.place
             change, affected = self.log.add(rank, place, asked.kind, asked.ordinal, asked.text)
@@ -155,7 +155,7 @@ class SettingsTable:
 
     # ---------------------------------------------------------------------------------------------- changes
 
-    def _find_equal(self, rank: int, asked: SettingsRequest) -> Change | None:
+    def _find_equal(self, rank: int, asked: SettingsRequest) -> SettingsChange | None:
         """Return the equal change of another worker that this request repeats; None if there is none."""
         if asked.kind in NEW:
             found = self._optimizers.get(asked.ordinal)
@@ -182,8 +182,8 @@ class SettingsTable:
         have installed the remaining changes.
         """
         change = refused.changes.pop()
-        gone: dict[Change, Failure] = {change: error}
-        affected: list[Change] = []
+        gone: dict[SettingsChange, Failure] = {change: error}
+        affected: list[SettingsChange] = []
         if change in self.log.changes:
             affected, dropped = self.log.withdraw(change)
             gone |= {one: Failure("ConfigError", str(why)) for one, why in dropped.items()}
@@ -203,16 +203,18 @@ class SettingsTable:
             ]
         return answers, installs
 
-    def _take_unconfirmed(self, place: int, gone: Container[Change]) -> list[Change]:
+    def _take_unconfirmed(self, place: int, gone: Container[SettingsChange]) -> list[SettingsChange]:
         """Remove and return the changes of a place that a server can still refuse, except those `gone`."""
-        found: list[Change] = []
+        found: list[SettingsChange] = []
         for one in self.pending.values():
             if one.install.kind == "settings" and one.install.since == place + 1:
                 found += [change for change in one.changes if change not in gone]
                 one.changes = []
         return found
 
-    def _install_at(self, place: int, servers: Iterable[int], changes: list[Change]) -> InstallRequest:
+    def _install_at(
+        self, place: int, servers: Iterable[int], changes: list[SettingsChange]
+    ) -> InstallRequest:
         """Return the message with the settings of a place; its requests now wait for this installation."""
         settings = self.log.settings_at(place)
         install = self._numbered_install("settings", settings.text, since=place + 1, settings=settings)
@@ -225,12 +227,12 @@ class SettingsTable:
         return install
 
     def _replies_to(
-        self, done: Iterable[tuple[int, int, Change | None]], error: Failure | None
+        self, done: Iterable[tuple[int, int, SettingsChange | None]], error: Failure | None
     ) -> list[tuple[int, MemberReply]]:
         """Return rank and answer of waiting requests."""
         return [(rank, self._reply_to(request, change, error)) for rank, request, change in done]
 
-    def _reply_to(self, request: int, change: Change | None, error: Failure | None) -> MemberReply:
+    def _reply_to(self, request: int, change: SettingsChange | None, error: Failure | None) -> MemberReply:
         if change is None or error is not None:
             return MemberReply(request, error=error)
         settings = self.log.settings_for(change)
@@ -245,7 +247,7 @@ class SettingsTable:
             self.store, self._numbers, kind, text, head, since, at.ordinal, at.epoch, at.keeps_states
         )
 
-    def _add_waiter(self, rank: int, request: int, change: Change) -> None:
+    def _add_waiter(self, rank: int, request: int, change: SettingsChange) -> None:
         newest = self._newest.get(change.place)
         installation = None if newest is None else self.pending.get(newest.version)
         waiting = self._done if installation is None else installation.waiting
@@ -256,7 +258,7 @@ class SettingsTable:
         if len(self.log.changes) <= self._most:
             return
         passed = min((self.log.place_of(rank) for rank in unpaced), default=self._last_place() + 1)
-        dropped = self.log.cut(_KEPT, passed)
+        dropped = self.log.drop_old(_KEPT, passed)
         self._forgotten.update(one.kind for one in dropped)
         kept, first = {one.place for one in self.log.changes}, self.log.changes[0].place
         last = max((place for place in self._newest if place < first), default=-1)

@@ -15,10 +15,10 @@ from ....arrays.sparse import RowSparseArray, trusted_rows
 from ....errors import DTypeError, KeyNotFoundError, ShapeError
 from ....kernels import cpu
 from ....optimizer import SGLD
-from ....optimizer.builtin import ElementwiseOptimizer, arrays_of, mapped
+from ....optimizer.builtin import ElementwiseOptimizer, arrays_of, map_state
 from ...entry import Array
-from ...row_table import undone
-from ...rows import merge, merged
+from ...row_table import undo_on_error
+from ...rows import merge_rows, sum_rows
 from ..native._native import SliceValue
 from ..protocol.optimizer_states import NOTHING, PartState, needs_whole_keys
 from ..protocol.payload_bytes import SHARED_BYTES
@@ -248,7 +248,7 @@ class DenseSlice(SliceValue):
         if not known:
             return NOTHING._replace(updates=updates, num_update=num_update)
         arrays = iter(self._kept)
-        tree = mapped(updater.states[self.key], lambda now: next(arrays).reshape(now.shape))
+        tree = map_state(updater.states[self.key], lambda now: next(arrays).reshape(now.shape))
         return PartState(True, tree, None, None, updates, num_update)
 
     def copy_to_master(self, settings: OptimizerVersion) -> None:
@@ -365,12 +365,12 @@ class DenseUpdates:
         sources = [some_rows(payload, dtype, first, shape) for _, payload in job.parts]
         by_rows = settings.optimizer is not None and settings.optimizer.sparse_mode(False) == "rows"
         if not by_rows:
-            return [merged(sources).todense().reshape(-1)]
+            return [sum_rows(sources).todense().reshape(-1)]
         part.note_kept(-1, part.state)
         if keeps and settings.keeps_states:
             part.keep_states(settings, job.round)
         kind, params, master, states, counts = part.plan_update(settings, job.clock)
-        rows, maps, datas = merge(sources)
+        rows, maps, datas = merge_rows(sources)
         if keeps:
             part.keep_copy(job.round)
         with mark_writing(self._memory, [part.place]):
@@ -404,14 +404,14 @@ def update_whole(
     updater = key.state.use_settings(settings)
     changes = [weight, *arrays_of(updater.states.get(key.key))]
     shared = mark_writing(memory, [part.place for part in key.slices])
-    with shared, key.state.count_update(settings, key.key, clock), undone(changes):
+    with shared, key.state.count_update(settings, key.key, clock), undo_on_error(changes):
         updater(key.key, gradient, weight)
 
 
 def _key_gradient(key: DenseKey, parts: list[tuple[DenseSlice, SliceUpdate]]) -> Array | RowSparseArray:
     """Sum the parts of all slices; row-sparse where all workers pushed rows."""
     if (rows := _pushed_rows(key, parts)) is not None:
-        return merged(rows)
+        return sum_rows(rows)
     total = pages.empty((key.size,), key.dtype)
     items: list[cpu.ReduceItem] = []
     if len(parts) < len(key.slices):

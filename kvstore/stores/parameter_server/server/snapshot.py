@@ -106,7 +106,7 @@ class SnapshotFolder:
         if Path(name).name != name:
             raise StateFileError(f"{self.path / _MANIFEST} names a file elsewhere: {name!r}")
         try:
-            return tensor_file.read(str(self.path / name), FORMAT, parse, checksum=checksum)
+            return tensor_file.read_file(str(self.path / name), FORMAT, parse, checksum=checksum)
         except FileNotFoundError as error:
             raise StateFileError(f"{self.path / name} is gone, a part of the last snapshot") from error
 
@@ -131,7 +131,7 @@ class SnapshotFolder:
         if changed:
             tensors = {f"{s}/{part}": a for s, (_, arrays) in changed.items() for part, a in arrays.items()}
             text = json.dumps(list(changed))
-            checksums[name] = tensor_file.write(str(self.path / name), FORMAT, text, tensors)
+            checksums[name] = tensor_file.write_file(str(self.path / name), FORMAT, text, tensors)
         manifest.files = {name: checksums[name] for name, _ in manifest.slices.values()}
         try:
             write_with_checksum(self.path / _MANIFEST, msgspec.json.encode(manifest))

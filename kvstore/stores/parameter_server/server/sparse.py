@@ -16,13 +16,13 @@ from ....arrays.sparse import RowSparseArray
 from ....errors import StateFileError
 from ....kernels import cpu
 from ....optimizer import Updater
-from ....optimizer.builtin import ElementwiseOptimizer, arrays_of, mapped
+from ....optimizer.builtin import ElementwiseOptimizer, arrays_of, map_state
 from ....optimizer.optimizer import Optimizer
 from ....optimizer.optimizer import State as Tree
 from ...entry import Array
 from ...row_index import RowIndex
 from ...row_table import RowTable, is_lazy, needs_all_rows
-from ...rows import Ids, merge, merged
+from ...rows import Ids, merge_rows, sum_rows
 from ..native._native import TableRows
 from ..protocol.optimizer_states import NOTHING, PartState
 from ..protocol.payload_bytes import as_bytes
@@ -77,7 +77,7 @@ class TableSlice(RowTable, TableRows):
         """Return rows with ascending ids, to be sent before they change; None: use `read`."""
         if self.blank.view(np.uint8).any() or not self.blank.nbytes or not self.count:
             return None
-        return GatheredRows(as_bytes(self.held), self.blank.nbytes, self._positions(ids))
+        return GatheredRows(as_bytes(self.held), self.blank.nbytes, self._row_positions(ids))
 
     def past_rows(self, round: int, ids: Ids | None) -> tuple[Ids, Array]:
         """Return what `read` returned after a round; KVStoreError: it is not stored."""
@@ -184,13 +184,13 @@ class TableSlice(RowTable, TableRows):
         if not given.known:
             return
         if given.ids is None:
-            self.fill()
+            self.hold_all()
             self._set_tree(given.tree)
             return
         order = np.argsort(given.ids)
-        positions = self._hold(given.ids[order])
+        positions = self._hold_rows(given.ids[order])
         self.blank_tree, self._blank_of = given.blank, updater
-        made = mapped(given.blank, lambda blank: np.repeat(blank, self.count, axis=0))
+        made = map_state(given.blank, lambda blank: np.repeat(blank, self.count, axis=0))
         for there, part in zip(arrays_of(made), arrays_of(given.tree), strict=True):
             there[positions] = part[order]
         self._set_tree(made)
@@ -204,7 +204,7 @@ class TableSlice(RowTable, TableRows):
 
     def has_blank_tree(self) -> bool:
         """Return whether absent rows have a state of the present generation."""
-        return self.index is not None and self.tree() is not None and self._blank_of is self.updater
+        return self.index is not None and self.state_tree() is not None and self._blank_of is self.updater
 
     def take_back(self, ids: Ids | None, rows: Array, blank: Array, blank_tree: Tree) -> None:
         """Restore the table from a snapshot; `ids` are those of `rows`, in the order of storage."""
@@ -246,9 +246,9 @@ class TableSlice(RowTable, TableRows):
         if len(sparse) < len(sources):
             self._apply_dense([_as_dense(source) for source in sources], settings, clock)
         elif settings.optimizer is None:
-            self.replace(sparse, merge(sparse))
+            self.replace(sparse, merge_rows(sparse))
         elif not settings.optimizer.fused:
-            self._call_rule(merged(sparse), settings, clock)
+            self._call_rule(sum_rows(sparse), settings, clock)
         else:
             self._update_rows(sparse, settings, clock, version)
 
@@ -257,12 +257,12 @@ class TableSlice(RowTable, TableRows):
     ) -> None:
         assert settings.optimizer is not None
         if needs_all_rows(settings.optimizer):
-            self.fill()
+            self.hold_all()
         lent = self.state.count_update(settings, self.key, clock)
         if not is_lazy(settings.optimizer):
-            self.update_all(merged(sources), lent)
+            self.update_all(sum_rows(sources), lent)
             return
-        parts = merge(sources)
+        parts = merge_rows(sources)
         ids, were_all_held = parts[0], self.index is None
         before = self._memory_for_copies(sum(len(source.indices) for source in sources))
         before = None if before is None else before[: len(ids)]
@@ -303,7 +303,7 @@ class TableSlice(RowTable, TableRows):
         )  # fmt: skip
 
     def _apply_dense(self, sources: list[Array], settings: OptimizerVersion, clock: int) -> None:
-        self.fill()
+        self.hold_all()
         if settings.optimizer is None:
             cpu.reduce([(sources, self.held, [])])
         elif settings.optimizer.fused:
@@ -319,8 +319,8 @@ class TableSlice(RowTable, TableRows):
         if needs_all_rows(settings.optimizer):
             if not self.whole:
                 refuse_parts(settings.optimizer, self.key)
-            self.fill()
-        self.call(gradient, self.state.count_update(settings, self.key, clock))
+            self.hold_all()
+        self.call_rule(gradient, self.state.count_update(settings, self.key, clock))
 
 
 def _as_dense(source: RowSparseArray | Array) -> Array:

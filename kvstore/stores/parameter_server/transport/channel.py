@@ -109,7 +109,7 @@ class DealerChannel(ZmqChannel):
         insists: bool = False,
         watched: bool = False,
     ) -> None:
-        addresses.check(f"the address of {role} {rank}", address)
+        addresses.check_address(f"the address of {role} {rank}", address)
         super().__init__(context, zmq.DEALER, address)
         self.role, self.rank, self._insists = role, rank, insists
         self._watch: HandshakeMonitor | None = None
@@ -230,7 +230,7 @@ class RouterChannel(ZmqChannel):
     """
 
     def __init__(self, context: ZmqContext, address: str, limits: MessageLimits | None = None) -> None:
-        addresses.check("the address to listen at", address)
+        addresses.check_address("the address to listen at", address)
         super().__init__(context, zmq.ROUTER, address, limits)
         try:
             if context.keys is not None:
@@ -249,7 +249,7 @@ class RouterChannel(ZmqChannel):
         A scheduler may restart at its port. Until then the system must not assign the port to another
         process, nor to a socket that tries to connect to it, which would be connected to itself.
         """
-        host, port = addresses.split(address)
+        host, port = addresses.split_address(address)
         if host and not port:
             bound = bound_in_range(lambda port: self.socket.bind(f"tcp://{host}:{port}"), zmq.ZMQError, host)
             if bound is not None:
@@ -432,7 +432,8 @@ def _bind_error(address: str, error: zmq.ZMQError) -> str:
         )
     if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
         return (
-            f"{address} is not an address of this machine ({addresses.told(addresses.interfaces())}): "
+            f"{address} is not an address of this machine "
+            f"({addresses.addresses_text(addresses.interface_addresses())}): "
             "set KVSTORE_HOST or DMLC_INTERFACE"
         )
     if error.errno == errno.EACCES:

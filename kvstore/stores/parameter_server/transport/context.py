@@ -12,7 +12,7 @@ import zmq
 
 from kvstore.errors import ClosedError, KVStoreError
 
-from ....settings.keys import Keys
+from ....settings.keys import JobKeys
 from .frames import MessageLimits
 from .zmq_auth import ZapHandler, stop_events
 
@@ -29,7 +29,7 @@ class ZmqContext:
 
     def __init__(
         self,
-        keys: Keys | None = None,
+        keys: JobKeys | None = None,
         limits: MessageLimits | None = None,
         io_threads: int = 1,
         job: str = "",

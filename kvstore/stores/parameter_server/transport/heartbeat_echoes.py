@@ -17,7 +17,7 @@ import threading
 
 import zmq
 
-from ....settings.keys import Keys
+from ....settings.keys import JobKeys
 from .channel import NotSentError, RouterChannel
 from .context import ZmqContext
 from .frames import MessageLimits
@@ -36,7 +36,7 @@ class HeartbeatResponder:
     knows this process by its unique name, of at most 255 bytes.
     """
 
-    def __init__(self, address: str, process: str, keys: Keys | None = None, job: str = "") -> None:
+    def __init__(self, address: str, process: str, keys: JobKeys | None = None, job: str = "") -> None:
         self._pid = os.getpid()
         check_threads(_THREADS)
         self._context = zmq.Context(1)

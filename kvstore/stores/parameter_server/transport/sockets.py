@@ -483,14 +483,14 @@ class SchedulerSockets(_RoleSockets):
 
 def _bind_address(roles: Roles) -> str:
     """Return the address at which the scheduler binds: its own, with a numeric host."""
-    return roles.scheduler if roles.ipc else addresses.tcp(roles.host, roles.port)
+    return roles.scheduler if roles.ipc else addresses.tcp_address(roles.host, roles.port)
 
 
 def _server_address(roles: Roles, name: str) -> str:
     """Return the address at which a server binds."""
     if roles.ipc:
         return f"ipc://@kvstore/{secrets.token_hex(16)}/{name.rpartition('/')[0][-40:]}"
-    return addresses.tcp(roles.host, roles.port if roles.role == "server" else 0)
+    return addresses.tcp_address(roles.host, roles.port if roles.role == "server" else 0)
 
 
 def _connect_echo(context: ZmqContext, address: str, name: str) -> DealerChannel:

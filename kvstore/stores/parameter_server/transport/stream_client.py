@@ -240,6 +240,6 @@ def _socket_target(address: str) -> tuple[int, Any]:
     """Return the address family and the address in the form that a socket needs."""
     if address.startswith("ipc://@"):
         return socket.AF_UNIX, "\0" + address.removeprefix("ipc://@")
-    host, port = addresses.split(address)
+    host, port = addresses.split_address(address)
     family, _, _, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
     return family, where

@@ -75,7 +75,7 @@ class StreamListener:
             self._socket = bound_in_range(bound, OSError, host) or bound(0)
             if ipaddress.ip_address(self._socket.getsockname()[0]).is_loopback:
                 stop_pacing(self._socket)
-            self.address = addresses.tcp(roles.host, self._socket.getsockname()[1])
+            self.address = addresses.tcp_address(roles.host, self._socket.getsockname()[1])
         self._socket.listen(_BACKLOG)
         self._socket.setblocking(False)
         self._spare = _open_spare()

@@ -28,7 +28,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from kvstore.errors import AuthError
 
-from ....settings.keys import Keys
+from ....settings.keys import JobKeys
 from .new_connections import NewConnections
 from .refusals import RefusalLog
 
@@ -72,7 +72,7 @@ def stop_events(socket: zmq.Socket[bytes]) -> None:
         socket.monitor(None, 0)
 
 
-def use_keys(socket: zmq.Socket[bytes], keys: Keys, server_key: bytes | None = None) -> None:
+def use_keys(socket: zmq.Socket[bytes], keys: JobKeys, server_key: bytes | None = None) -> None:
     """Encrypt a socket, as a client of the server with that public key or as a server."""
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     if server_key is None:
@@ -111,7 +111,7 @@ class ZapHandler:
     It must be closed before its context.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys | None, job: str) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: JobKeys | None, job: str) -> None:
         self._context = context
         self.job = job
         self._allowed = frozenset(map(z85.decode, keys.allowed)) if keys else None  # None: by the job's name

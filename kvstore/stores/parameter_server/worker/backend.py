@@ -28,7 +28,7 @@ from ....settings.definitions import USUAL_SLICE_BYTES
 from ....settings.hosts import host_identity
 from ....settings.options import StoreConfig, slice_threshold
 from ...entry import Array
-from ...outs import Later
+from ...outs import OutDeliveries
 from ...protocol import Backend
 from ...protocol import Kind as Storage
 from ..protocol import messages as m
@@ -50,7 +50,7 @@ from .request_builder import RequestBuilder, read_requests, state_requests
 from .shared_payloads import SharedPayloads
 
 if TYPE_CHECKING:
-    from ....optimizer.states import Content
+    from ....optimizer.states import StatesContent
 
 
 _CHAINED = {"push": RecordKind.PUSH, "pushpull": RecordKind.PUSHPULL}
@@ -246,11 +246,11 @@ class DistBackend(Backend):
             self._pushes.start_push(groups, priority)()
             rest = [(key, arrays) for key, arrays in targets.items() if arrays]
             return self._pulls.start_pull(rest, True, priority)
-        later = Later()
+        later = OutDeliveries()
         wanted = [
             (key, values, self._pulls.make_targets(key, targets[key.key], later)) for key, values in dense
         ]
-        later.keep_apart(wanted)
+        later.defer_overlaps(wanted)
         fills = [(key, values, self._pulls.make_writer(key, values, outs)) for key, values, outs in wanted]
         operation = self._pushes.start_pushpull(fills, priority, divisor)
         return deliver_after(partial(self._client.finish, operation, "a pushpull"), later, self._client)
@@ -306,7 +306,7 @@ class DistBackend(Backend):
         self._pulls.start_read(requests, "states")()
         return join_states([key.entry for key in keys], states.found, self.updater.optimizer)
 
-    def adopt_states(self, content: Content) -> None:
+    def adopt_states(self, content: StatesContent) -> None:
         """Set the optimizer's states on all servers; one worker's call is valid for all."""
         self._client.check_writing()
         keys = self._keys.all_keys()
@@ -314,7 +314,7 @@ class DistBackend(Backend):
         ordinal = self._optimizer.ordinal
         self._client.perform([r for key in keys for r in state_requests(key, states, ordinal)], "states")
 
-    def follow_states(self, content: Content) -> None:
+    def follow_states(self, content: StatesContent) -> None:
         """Read from the servers the settings and the time that another worker has set."""
         self._optimizer.load_states(content, [], {}, self._pushes.call_place)
 

@@ -12,7 +12,7 @@ from ....arrays import pages
 from ....arrays.grouping import Key
 from ....kernels import cpu
 from ...entry import Array
-from ...key_lists import Columns, KeyLists
+from ...key_lists import KeyColumns, KeyLists
 from ..protocol.messages import RecordKind
 from ..protocol.payload_bytes import SHARED_BYTES
 from ..transport.native._streams import Exchange
@@ -74,7 +74,7 @@ def _starts(sizes: list[int]) -> Iterator[int]:
         start += -(-size // _ALIGNED) * _ALIGNED
 
 
-class CallPlan(Columns[DistKey]):
+class CallPlan(KeyColumns[DistKey]):
     """What calls with the same keys have in common; the keys stand in the order in which they are updated."""
 
     def __init__(self, kind: RecordKind, given: Sequence[DistKey], client: WorkerClient) -> None:

@@ -292,12 +292,12 @@ class MachineDriver:
             due = (clock.waited > SLOW) + clock.near_notice(_ANSWERED)
             if due > asked:  # for who wants to know early, and again before it is told
                 asked, where = due, self._inquire(operation)
-            if clock.tells():
+            if clock.notice_due():
                 log.warning("%s", self._waiting(what + where, clock.waited))
-            if clock.over:
+            if clock.is_over:
                 last = last or WaitClock(_ANSWERED)  # a machine that stood still has still to hear for whom
                 last.read()
-                if self._machine.missing is not None or last.over:
+                if self._machine.missing is not None or last.is_over:
                     raise TimeoutError(self._waiting(what + where, clock.waited))
             clock.read()
             if advance():

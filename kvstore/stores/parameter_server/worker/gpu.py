@@ -14,7 +14,7 @@ import numpy as np
 
 from ....devices import arrays, driver
 from ....settings.options import StoreConfig
-from ...device.arguments import Streams, Target, fetched, put, target
+from ...device.arguments import CallerStreams, OutTarget, fetch_value, out_target, put_result
 from ...device.backend import DeviceBackend
 from ...entry import Array, check_dtype, check_shape
 from .key_directory import DistKey
@@ -24,7 +24,7 @@ class GpuTransfer:
     """The arrays on GPUs of one worker's calls."""
 
     def __init__(self, config: StoreConfig) -> None:
-        self._driver = driver.get()
+        self._driver = driver.get_driver()
         self._config = config
         #: A store of this process alone: it sums the values of one push.
         self._sums: DeviceBackend | None = None
@@ -33,7 +33,7 @@ class GpuTransfer:
 
     def fetch_array(self, value: Any, what: str) -> Array:
         """Copy one array to the host, and wait until it is there."""
-        return fetched(self._driver, value, what)
+        return fetch_value(self._driver, value, what)
 
     def fetch_sum(self, key: DistKey, values: list[Any]) -> Array:
         """Sum values on their device, and copy the sum to the host."""
@@ -55,14 +55,14 @@ class GpuTransfer:
 
     def make_target(self, key: DistKey, out: Any) -> Callable[[Array], None]:
         """Check an out; return a function that copies a host array to it, on the caller's present stream."""
-        return partial(self._send_value, target(key, out, Streams([out])))
+        return partial(self._send_value, out_target(key, out, CallerStreams([out])))
 
-    def _send_value(self, out: Target, value: Array) -> None:
+    def _send_value(self, out: OutTarget, value: Array) -> None:
         view, stream, _ = out
         content = value if value.dtype == view.dtype else value.astype(view.dtype)
         # `put` must wait, because the host's memory is used again.
         wait = partial(self._driver.synchronize, stream.handle, view.device)
-        put(self._driver, content.ctypes.data, out, wait)
+        put_result(self._driver, content.ctypes.data, out, wait)
 
     # ---------------------------------------------------------------------------------------------- both
 

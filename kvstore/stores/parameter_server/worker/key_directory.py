@@ -9,7 +9,7 @@ from typing import Any
 
 from ....arrays.element_types import dtype_named, name_of
 from ....arrays.grouping import Group, Key, key_kind_error
-from ....arrays.host import template
+from ....arrays.host import shape_template
 from ....arrays.sparse import RowSparseArray
 from ....errors import KeyKindError, KeyNotFoundError
 from ....settings.definitions import is_side
@@ -33,7 +33,7 @@ class DistKey:
         self.shape, self.dtype, self.sparse = tuple(spec.shape), dtype_named(spec.dtype), spec.sparse
         self.parts = entry.slices
         #: An array of the key's shape and type that uses no memory.
-        self.like: Array = template(self.shape, self.dtype)
+        self.like: Array = shape_template(self.shape, self.dtype)
         #: Elements of a row.
         self.row_size = math.prod(self.shape[1:])
         #: Elements of a line, see `KeyEntry.line`; a row of a table is one line.

@@ -24,7 +24,7 @@ from .client import WorkerClient
 from .key_directory import DistKey
 
 if TYPE_CHECKING:
-    from ....optimizer.states import Content
+    from ....optimizer.states import StatesContent
 
 
 class WorkerOptimizer:
@@ -110,7 +110,7 @@ class WorkerOptimizer:
             self.updater, self._text = Updater(Optimizer.from_config(**json.loads(text))), text
 
     def load_states(
-        self, content: Content, keys: Sequence[DistKey], key_templates: Mapping[Key, Array], place: int
+        self, content: StatesContent, keys: Sequence[DistKey], key_templates: Mapping[Key, Array], place: int
     ) -> dict[int, bytes]:
         """Set settings and update counts of a file on the servers; return the states of all slices."""
         assert self.updater is not None
@@ -127,7 +127,7 @@ class WorkerOptimizer:
             self._use_reply(self._request_change(CONFIGURE, changes, self.ordinal, place), optimizer)
         answer = self._request_change(COUNTS, "", self.ordinal, place)
         self.note_version(answer.version)
-        self.clock = UpdateClock.of(optimizer, answer.epoch)
+        self.clock = UpdateClock.from_optimizer(optimizer, answer.epoch)
         return split_states([key.entry for key in keys], loaded)
 
 

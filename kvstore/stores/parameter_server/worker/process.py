@@ -78,7 +78,7 @@ class WorkerProcess:
 
     def local_place(self, rank: int, size: int) -> tuple[int, int]:
         """Return rank and size on this machine, as far as the launcher gives them."""
-        found = launchers.detect({**process_variables(), "KVSTORE_JOB": self.roles.job or "job"})
+        found = launchers.detect_placement({**process_variables(), "KVSTORE_JOB": self.roles.job or "job"})
         return (rank, size) if found.launcher == "none" else (found.local_rank, found.local_size)
 
     def start_heartbeats(self, met: m.HelloReply) -> None:

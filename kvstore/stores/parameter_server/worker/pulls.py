@@ -15,7 +15,7 @@ from ....devices.arrays import device_of
 from ....kernels import cpu
 from ....observe.counters import MOVING
 from ...entry import Array, check_shape, dense_out, not_row_sparse, row_ids, sparse_outs
-from ...outs import Later, host_outs
+from ...outs import OutDeliveries, host_outs
 from ..protocol.messages import RecordKind
 from ..transport.native._streams import ExpectedRows
 from .client import WorkerClient
@@ -50,7 +50,7 @@ class PullOperations:
 
     def start_pull(self, groups: list[Group], ignore_sparse: bool, priority: int = 0) -> Finish:
         """Request the values after all earlier pushes; the returned function receives them."""
-        later = Later()
+        later = OutDeliveries()
         wanted: list[tuple[DistKey, list[Array]]] = []
         requests: list[PartRequest] = []
         for key, outs in self._keys.in_order(groups):
@@ -64,7 +64,7 @@ class PullOperations:
                 requests += self._table_requests(key, dense, sparse, later)
             elif dense:
                 wanted.append((key, self.make_targets(key, dense, later)))
-        later.keep_apart((key, [], outs) for key, outs in wanted)
+        later.defer_overlaps((key, [], outs) for key, outs in wanted)
         for key, outs in wanted:
             requests += read_requests(key, RecordKind.PULL, FillOuts(key, outs, self._memory))
         return self.start_read(requests, "a pull", priority, later)
@@ -81,7 +81,7 @@ class PullOperations:
             for out, ids in pairs:
                 check_shape(key, out, "out")
                 asked.append((key, CollectRows(key, out, row_ids(key, ids))))
-        later = Later()
+        later = OutDeliveries()
         requests: list[PartRequest] = []
         expected: list[tuple[int, ExpectedRows]] = []
         direct = len(asked) == 1 or cpu.independent([([], [rows.block]) for _, rows in asked])
@@ -99,7 +99,7 @@ class PullOperations:
         requests: list[PartRequest],
         expected: list[tuple[int, ExpectedRows]],
         priority: int,
-        later: Later,
+        later: OutDeliveries,
     ) -> Finish:
         """Read rows; expected rows that arrive over a stream are received at their destination."""
         if not expected:
@@ -127,7 +127,7 @@ class PullOperations:
         return outs
 
     def start_read(
-        self, requests: list[PartRequest], what: str, priority: int = 0, later: Later | None = None
+        self, requests: list[PartRequest], what: str, priority: int = 0, later: OutDeliveries | None = None
     ) -> Finish:
         """Start a read; where there are rounds, each key is of one round."""
         if self._reads is None or self._client.in_step:
@@ -137,7 +137,7 @@ class PullOperations:
         return finish if later is None else deliver_after(finish, later, self._client)
 
     def _table_requests(
-        self, key: DistKey, dense: list[Any], sparse: list[RowSparseArray], later: Later
+        self, key: DistKey, dense: list[Any], sparse: list[RowSparseArray], later: OutDeliveries
     ) -> Iterable[PartRequest]:
         found = [dense_out(key, out) for out in dense]
         table = CollectTable(key, [array for array, _ in found], sparse)
@@ -154,7 +154,7 @@ class PullOperations:
         in_place = len(outs) == len(pushed) == 1 and outs[0] is pushed[0]
         return FillOuts(key, outs, self._memory, in_place)
 
-    def make_targets(self, key: DistKey, outs: list[Any], later: Later) -> list[Array]:
+    def make_targets(self, key: DistKey, outs: list[Any], later: OutDeliveries) -> list[Array]:
         """Return arrays that a dense key's value is written to while it arrives."""
         if cpu.first_misfit(outs, key.like, True) < 0:
             return list(outs)
@@ -183,12 +183,12 @@ def _empty_like(key: DistKey) -> Array | RowSparseArray:
     return trusted_rows(rows, np.empty(0, np.int64), key.shape)
 
 
-def deliver_after(finish: Finish, later: Later, client: WorkerClient) -> Finish:
+def deliver_after(finish: Finish, later: OutDeliveries, client: WorkerClient) -> Finish:
     """Return a function that ends an operation, and then converts values to other types and devices."""
     return partial(_finish_and_deliver, finish, later, client)
 
 
-def _finish_and_deliver(finish: Finish, later: Later, client: WorkerClient) -> None:
+def _finish_and_deliver(finish: Finish, later: OutDeliveries, client: WorkerClient) -> None:
     finish()
     with client.counters.during(MOVING):
         later.deliver()

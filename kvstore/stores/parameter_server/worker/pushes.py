@@ -113,14 +113,14 @@ class PushOperations:
         pushes: dict[Any, int] = {}
         for key in keys:
             pushes[key.key] = key.pushes = key.pushes + 1
-            self.optimizer.clock.count(key.key)
+            self.optimizer.clock.count_push(key.key)
         self.made += 1
         self.calls.note_call(pushes)
 
     def count_one(self, key: DistKey) -> None:
         """As `count_push`, of one key alone, in fewer steps: see `KVStore._run_quick`."""
         key.pushes += 1
-        self.optimizer.clock.count(key.key)
+        self.optimizer.clock.count_push(key.key)
         self.made += 1
         self.calls.note_call({key.key: key.pushes})
 

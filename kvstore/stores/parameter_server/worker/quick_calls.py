@@ -73,8 +73,8 @@ class QuickCalls:
         if plan is None or not self.may_push(plan):
             return False
         many, same = type(names) is list, out is None or out is value
-        values = plan.found(value if many else [value], same)
-        outs = values if same or values is None else plan.found(out if many else [out], True)
+        values = plan.checked_arrays(value if many else [value], same)
+        outs = values if same or values is None else plan.checked_arrays(out if many else [out], True)
         if values is None or outs is None:
             return False
         return self.begun(QuickCall(self, plan, values, outs))
@@ -102,8 +102,8 @@ class QuickCalls:
         if plan is None or not self.may_push(plan) or (divisor > 1 and self.pushes.feedback is not None):
             return None
         same = out is None or out is value
-        values = plan.found(value, same)
-        outs = values if same or values is None else plan.found(out, True)
+        values = plan.checked_arrays(value, same)
+        outs = values if same or values is None else plan.checked_arrays(out, True)
         if values is None or outs is None:
             return None
         call = QuickCall(self, plan, values, outs)
@@ -115,7 +115,7 @@ class QuickCalls:
         plan = self._plan(RecordKind.PUSH, names)
         if plan is None or not self.may_push(plan):
             return False
-        values = plan.found(value if type(names) is list else [value], False)
+        values = plan.checked_arrays(value if type(names) is list else [value], False)
         if values is None:
             return False
         kept = self._kept(plan, values)
@@ -144,7 +144,7 @@ class QuickCalls:
     def pull(self, names: Any, out: Any) -> bool | Finish:
         """As `pushpull`."""
         plan = self._plan(RecordKind.PULL, names)
-        outs = None if plan is None else plan.found(out if type(names) is list else [out], True)
+        outs = None if plan is None else plan.checked_arrays(out if type(names) is list else [out], True)
         if plan is None or outs is None:
             return False
         return self.begun(QuickCall(self, plan, None, outs))
@@ -181,7 +181,7 @@ def _sole(plan: CallPlan, names: list[Key], groups: list[Group], write: bool) ->
     """Return the only array of each key; None: there are more of them, or others."""
     if [key for key, _ in groups] != names or any(len(arrays) != 1 for _, arrays in groups):
         return None
-    return plan.found([arrays[0] for _, arrays in groups], write)
+    return plan.checked_arrays([arrays[0] for _, arrays in groups], write)
 
 
 class ServerWay:

@@ -14,8 +14,8 @@ from ....compression import Feedback
 from ....kernels import cpu
 from ....observe.counters import CONVERTING, SUMMING
 from ...entry import Array
-from ...rows import merged
-from ...update import summands
+from ...rows import sum_rows
+from ...update import kernel_sources
 from ..protocol.messages import IN_PLACE, PACKED, PayloadLocation, Record, RecordKind, Slice
 from ..protocol.payload_bytes import as_bytes
 from .key_directory import DistKey
@@ -86,7 +86,7 @@ class RequestBuilder:
         if compiled is None:
             with self._memory.counters.during(CONVERTING):
                 pushed = feedback.total(key.key, values)
-                restored = summands(pushed)
+                restored = kernel_sources(pushed)
                 assert isinstance(restored, list)
             then.append(pushed.keep)
             yield from self.dense_requests(key, restored, head, take)
@@ -140,7 +140,7 @@ class RequestBuilder:
     ) -> Iterator[PartRequest]:
         """Send the sum of row-sparse values; every slice gets a request, even without rows."""
         with self._memory.counters.during(SUMMING):
-            total = values[0] if len(values) == 1 else merged(list(values))
+            total = values[0] if len(values) == 1 else sum_rows(list(values))
         ids, data = lines_of(key, total)
         for part, low, high in split_rows(key, ids):
             nbytes = (high - low) * (8 + key.line * key.dtype.itemsize)

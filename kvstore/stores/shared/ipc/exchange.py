@@ -22,13 +22,13 @@ import numpy as np
 
 from ....arrays.grouping import Key
 from ....devices.arrays import DeviceView
-from ....devices.driver import Driver
+from ....devices.driver import CudaDriver
 from ....devices.gpu_context import GpuContext
 from ....devices.memory import host_copy, may_free
-from ....devices.streams import Stream, order
+from ....devices.streams import DeviceStream, order_streams
 from ....errors import KVStoreError
 from ....kernels import cpu
-from ...device.arguments import Target
+from ...device.arguments import OutTarget
 from ..native import _shared as shm
 from .keys import IpcKey
 from .launches import GpuSums, TypedRow
@@ -44,7 +44,7 @@ _PAUSE = 0.0005
 Handle = shm.Handle
 
 
-class PushedOnGpu(list[tuple[DeviceView, Stream]]):
+class PushedOnGpu(list[tuple[DeviceView, DeviceStream]]):
     """Values on a GPU that other workers read from a slot."""
 
 
@@ -52,10 +52,10 @@ class DeviceOutputs(NamedTuple):
     """Outs on the key's GPU and of its type."""
 
     handle: Handle
-    targets: list[Target]
+    targets: list[OutTarget]
 
 
-class _Gpu(NamedTuple):
+class _GpuMemory(NamedTuple):
     place: GpuContext
     exports: MemoryExports
     sums: GpuSums
@@ -64,10 +64,10 @@ class _Gpu(NamedTuple):
 class IpcExchange:
     """The keys of one process that are summed on GPUs."""
 
-    def __init__(self, job: shm.Job, driver: Driver, rank: int, wanted: bool) -> None:
+    def __init__(self, job: shm.Job, driver: CudaDriver, rank: int, wanted: bool) -> None:
         self._job, self._driver, self._rank, self._size = job, driver, rank, job.size
         self._keys: dict[Key, IpcKey] = {}
-        self._gpus: dict[int, _Gpu] = {}
+        self._gpus: dict[int, _GpuMemory] = {}
         self._imports = MemoryImports(driver)
         self._lock = threading.RLock()  # operations in the background end in other threads
         #: Why CUDA IPC is not used; None if it may be.
@@ -75,7 +75,7 @@ class IpcExchange:
         self._said = False
         #: Called when it is decided whether CUDA IPC is used, and if that ends for new keys.
         self.on_decision: Callable[[], None] = lambda: None
-        _sweep()
+        _sweep_freed()
 
     def _not_wanted(self, wanted: bool) -> str | None:
         if not wanted:
@@ -88,7 +88,7 @@ class IpcExchange:
 
     # ----------------------------------------------------------------------------------- agreement
 
-    def takes(self, handle: Handle, views: Sequence[DeviceView]) -> bool:
+    def accepts_values(self, handle: Handle, views: Sequence[DeviceView]) -> bool:
         """Return whether values of a key are pushed from GPU to GPU; offer the slots that this needs."""
         devices = {view.device for view in views}
         if len(devices) > 1 or not handle.nbytes or shm.mode(self._job) & 1:
@@ -100,72 +100,72 @@ class IpcExchange:
             if key is None:
                 if self.refusal is not None:
                     return False
-                key = self._offer(handle, devices.pop())
+                key = self._offer_slots(handle, devices.pop())
             elif key.place.device not in devices:
                 return False
-            return key.agreed or (not key.hopeless and self._agree(key))
+            return key.agreed or (not key.hopeless and self._open_slots(key))
 
     def is_open(self, handle: Handle) -> bool:
         """Return whether other workers may push to a key from GPU to GPU, now or soon."""
         key = self._keys.get(handle.key)
         return key is not None and not key.hopeless
 
-    def _offer(self, handle: Handle, device: int) -> IpcKey:
+    def _offer_slots(self, handle: Handle, device: int) -> IpcKey:
         table = IpcTable(self._job, handle, self._size, self._rank)
-        gpu = self._gpu(device)
+        gpu = self._gpu_of(device)
         key = self._keys[handle.key] = IpcKey(handle, gpu.place, table, self._rank)
         try:
-            key.offer(gpu.exports)
+            key.offer_slots(gpu.exports)
         except (KVStoreError, MemoryError) as error:
-            self._refuse(key, error)
+            self._refuse_key(key, error)
         else:
-            table.stand(OFFERED)
+            table.set_standing(OFFERED)
         return key
 
-    def _gpu(self, device: int) -> _Gpu:
+    def _gpu_of(self, device: int) -> _GpuMemory:
         gpu = self._gpus.get(device)
         if gpu is None:
             place = GpuContext(self._driver, device)
             exports = MemoryExports(self._driver, device, place.own)
-            gpu = self._gpus[device] = _Gpu(place, exports, GpuSums(place))
+            gpu = self._gpus[device] = _GpuMemory(place, exports, GpuSums(place))
         return gpu
 
-    def _agree(self, key: IpcKey) -> bool:
+    def _open_slots(self, key: IpcKey) -> bool:
         """Open the slots that the other workers offer, once all do; return True when all have."""
-        standings = key.table.standings()
+        standings = key.table.read_standings()
         if self.refusal is not None and standings[self._rank] == OFFERED:
-            key.table.stand(REFUSED, self.refusal)
+            key.table.set_standing(REFUSED, self.refusal)
             key.hopeless = True
             return False
         if standings[self._rank] == OFFERED and key.table.begin_to_hold():
             try:
                 key.open_all(self._size, self._imports)
             except (KVStoreError, MemoryError) as error:
-                self._refuse(key, error)
+                self._refuse_key(key, error)
             else:
-                key.table.stand(READY)
-            standings = key.table.standings()
+                key.table.set_standing(READY)
+            standings = key.table.read_standings()
         if REFUSED in standings:
-            self._follow_refusal(key, standings.index(REFUSED))
+            self._note_refusal(key, standings.index(REFUSED))
         elif all(standing == READY for standing in standings):
             key.agreed = True
-            self._say()
+            self._log_standing()
         return key.agreed
 
-    def _refuse(self, key: IpcKey, error: Exception) -> None:
-        key.table.stand(REFUSED, str(error))
+    def _refuse_key(self, key: IpcKey, error: Exception) -> None:
+        key.table.set_standing(REFUSED, str(error))
         key.hopeless = True
         self.refusal = f"CUDA IPC is refused here: {error}"
-        self._say(again=True)
+        self._log_standing(again=True)
 
-    def _follow_refusal(self, key: IpcKey, worker: int) -> None:
+    def _note_refusal(self, key: IpcKey, worker: int) -> None:
         key.hopeless = True
         if self.refusal is None:
-            why = key.table.why(worker) or "it has left"
+            why = key.table.refusal_reason(worker) or "it has left"
             self.refusal = f"CUDA IPC is refused to worker {worker}: {why}"
-            self._say(again=True)
+            self._log_standing(again=True)
 
-    def _say(self, again: bool = False) -> None:
+    def _log_standing(self, again: bool = False) -> None:
         if again or not self._said:
             self._said = True
             self.on_decision()
@@ -175,12 +175,12 @@ class IpcExchange:
     def push(self, pairs: Sequence[tuple[Handle, PushedOnGpu]]) -> None:
         """Write values to free slots, wait until they are written, and arrive."""
         with self._lock:
-            slots = self._written(pairs)
+            slots = self._write_slots(pairs)
             keys = [self._keys[handle.key] for handle, _ in pairs]
-            _finish(keys)
+            _finish_keys(keys)
             for key, (handle, _), slot in zip(keys, pairs, slots, strict=True):
                 key.be_through()
-                key.use(slot)
+                key.note_slot(slot)
                 shm.arrive_on_gpu(handle)
 
     def wait_until_read(self, handle: Handle) -> None:
@@ -189,27 +189,27 @@ class IpcExchange:
         if key is not None and key.agreed:
             with self._lock:
                 self._apply_last_round(key)
-                _finish([key])
+                _finish_keys([key])
                 key.be_through()
 
-    def _written(self, pairs: Sequence[tuple[Handle, PushedOnGpu]]) -> list[int]:
-        works: dict[tuple[int, int], tuple[Stream, list[TypedRow]]] = {}
+    def _write_slots(self, pairs: Sequence[tuple[Handle, PushedOnGpu]]) -> list[int]:
+        works: dict[tuple[int, int], tuple[DeviceStream, list[TypedRow]]] = {}
         slots = []
         for handle, values in pairs:
             key, stream = self._keys[handle.key], values[0][1]
             self._apply_last_round(key)
-            slots.append(key.free_slot(self._gpu(stream.device).exports))
+            slots.append(key.free_slot(self._gpu_of(stream.device).exports))
             row = key.put_row([view.address for view, _ in values], slots[-1])
             _, rows = works.setdefault((stream.device, stream.handle), (stream, []))
             rows.append((handle.dtype, row))
-        self._run(works)
+        self._run_sums(works)
         for stream, _ in works.values():
-            self._gpu(stream.device).place.tail(stream).finish()
+            self._gpu_of(stream.device).place.stream_cursor(stream).finish()
         return slots
 
-    def _run(self, works: dict[tuple[int, int], tuple[Stream, list[TypedRow]]]) -> None:
+    def _run_sums(self, works: dict[tuple[int, int], tuple[DeviceStream, list[TypedRow]]]) -> None:
         for stream, rows in works.values():
-            self._gpu(stream.device).sums.run(rows, stream)
+            self._gpu_of(stream.device).sums.run(rows, stream)
 
     # ------------------------------------------------------------------------------------------- results
 
@@ -224,7 +224,7 @@ class IpcExchange:
 
     def deliver(self, outputs: Sequence[DeviceOutputs]) -> list[DeviceOutputs]:
         """Write outs of keys with complete rounds; return those that must be read from the region."""
-        works: dict[tuple[int, int], tuple[Stream, list[TypedRow]]] = {}
+        works: dict[tuple[int, int], tuple[DeviceStream, list[TypedRow]]] = {}
         done: list[tuple[IpcKey, int, DeviceOutputs]] = []
         with self._lock:
             for handle, targets in outputs:
@@ -232,51 +232,53 @@ class IpcExchange:
                 if not targets or not key.table.lies_on_gpus(complete):
                     continue
                 stream = targets[0].stream
-                key.hold(stream)
+                key.hold_stream(stream)
                 for target in targets:
-                    order(self._driver, target.view.producer, stream)
-                row = self._result(key, complete, [target.view.address for target in targets])
+                    order_streams(self._driver, target.view.producer, stream)
+                row = self._result_address(key, complete, [target.view.address for target in targets])
                 _, rows = works.setdefault((stream.device, stream.handle), (stream, []))
                 rows.append((handle.dtype, row))
                 done.append((key, complete, DeviceOutputs(handle, targets)))
-            self._run(works)
+            self._run_sums(works)
             for key, complete, one in done:
                 key.applied = complete
-                self._hand_over(key, one.targets)
+                self._write_owners(key, one.targets)
             for stream, _ in works.values():
-                self._gpu(stream.device).place.tail(stream).moved()
+                self._gpu_of(stream.device).place.stream_cursor(stream).note_work()
         served = {one.handle.key for _, _, one in done}
         return [one for one in outputs if one.targets and one.handle.key not in served]
 
-    def _result(self, key: IpcKey, complete: int, outs: list[int]) -> Any:
+    def _result_address(self, key: IpcKey, complete: int, outs: list[int]) -> Any:
         return (
-            key.copy_row(outs) if key.applied == complete else key.sum_row(self._sources(key, complete), outs)
+            key.copy_row(outs)
+            if key.applied == complete
+            else key.sum_row(self._round_sources(key, complete), outs)
         )
 
-    def _sources(self, key: IpcKey, round: int) -> list[int]:
-        return [key.source(worker, round, self._imports) for worker in range(self._size)]
+    def _round_sources(self, key: IpcKey, round: int) -> list[int]:
+        return [key.source_address(worker, round, self._imports) for worker in range(self._size)]
 
-    def _hand_over(self, key: IpcKey, targets: Sequence[Target]) -> None:
+    def _write_owners(self, key: IpcKey, targets: Sequence[OutTarget]) -> None:
         stream = targets[0].stream
-        key.tail = key.place.tail(stream)
+        key.tail = key.place.stream_cursor(stream)
         held = [view for view, _, _ in targets if view.kind in ("any", "own")]
         for view, _, bring in targets:
             if bring is not None:
                 bring()
             if view.producer is not None:
-                order(self._driver, stream, view.producer)
+                order_streams(self._driver, stream, view.producer)
         if held:
-            key.place.keep(held, stream)
+            key.place.hold_references(held, stream)
 
     def _apply_last_round(self, key: IpcKey) -> None:
         """Sum the last complete round into the value, if that is not done: its slots will be overwritten."""
         key.through = complete = key.handle.complete
         if key.applied < complete and key.table.lies_on_gpus(complete):
             own = key.place.own
-            key.hold(own)
-            row = key.sum_row(self._sources(key, complete), [])
-            self._gpu(own.device).sums.run([(key.handle.dtype, row)], own)
-            key.tail = key.place.tail(own)
+            key.hold_stream(own)
+            row = key.sum_row(self._round_sources(key, complete), [])
+            self._gpu_of(own.device).sums.run([(key.handle.dtype, row)], own)
+            key.tail = key.place.stream_cursor(own)
             key.applied = complete
 
     # ------------------------------------------------------------------------------------ on the host
@@ -292,11 +294,11 @@ class IpcExchange:
                 return
             self._apply_last_round(key)
             own = key.place.own
-            key.hold(own)
-            host_copy(self._driver, key.value, handle.value(), own.handle, own.device)
+            key.hold_stream(own)
+            host_copy(self._driver, key.value_address, handle.value(), own.handle, own.device)
             key.in_region = complete
 
-    def overwritten(self, handle: Handle) -> None:
+    def note_overwritten(self, handle: Handle) -> None:
         """Record that the region holds a new value; the caller holds the key."""
         key = self._keys.get(handle.key)
         if key is not None:
@@ -316,17 +318,19 @@ class IpcExchange:
                 self.copy_to_region(handle)  # if this round fails, the last value remains
                 parts = shm.opened_sources(handle)
                 arrays = [
-                    self._fetched(key, worker, round) if part is None else part
+                    self._fetch_address(key, worker, round) if part is None else part
                     for worker, part in zip(ranks, parts, strict=True)
                 ]
                 cpu.reduce([(arrays, handle.value(other=True), [])])
             key.table.put_on_gpus(round, together)
             shm.close_opened(handle, not together)
 
-    def _fetched(self, key: IpcKey, worker: int, round: int) -> Any:
+    def _fetch_address(self, key: IpcKey, worker: int, round: int) -> Any:
         array = np.empty(key.handle.shape, key.handle.dtype)
         own = key.place.own
-        host_copy(self._driver, key.source(worker, round, self._imports), array, own.handle, own.device)
+        host_copy(
+            self._driver, key.source_address(worker, round, self._imports), array, own.handle, own.device
+        )
         return array
 
     # -------------------------------------------------------------------------------------------- the end
@@ -340,8 +344,8 @@ class IpcExchange:
             gpus, self._gpus = list(self._gpus.values()), {}
             for key in keys:
                 with contextlib.suppress(InterruptedError):  # this worker is fenced
-                    key.table.stand(REFUSED)
-            _finish(keys)
+                    key.table.set_standing(REFUSED)
+            _finish_keys(keys)
             for key in keys:
                 key.close()
             for gpu in gpus:
@@ -349,17 +353,17 @@ class IpcExchange:
                 gpu.place.close()
             self._imports.close()
             for key in keys:
-                key.table.let_go()
-        _give_up([gpu.exports for gpu in gpus], _Others(self._job, [key.table for key in keys]))
+                key.table.note_closed()
+        _give_up([gpu.exports for gpu in gpus], _OtherWorkers(self._job, [key.table for key in keys]))
 
 
-def _finish(keys: Sequence[IpcKey]) -> None:
+def _finish_keys(keys: Sequence[IpcKey]) -> None:
     """Wait until the work on the values of some keys is complete."""
     for tail in {key.tail for key in keys if key.tail is not None}:
         tail.finish()
 
 
-class _Others:
+class _OtherWorkers:
     """The workers that may have opened this worker's memory."""
 
     def __init__(self, job: shm.Job, tables: list[IpcTable]) -> None:
@@ -367,7 +371,7 @@ class _Others:
 
     def are_through(self) -> bool:
         """Return whether no process has any of it open."""
-        holders = {worker for table in self._tables for worker in table.holders()}
+        holders = {worker for table in self._tables for worker in table.memory_holders()}
         return all(_has_ended(self._job.pid(worker)) for worker in holders)
 
 
@@ -383,10 +387,10 @@ def _has_ended(pid: int) -> bool:
         os.close(descriptor)
 
 
-_kept: list[tuple[list[MemoryExports], _Others]] = []
+_kept: list[tuple[list[MemoryExports], _OtherWorkers]] = []
 
 
-def _give_up(exports: list[MemoryExports], others: _Others) -> None:
+def _give_up(exports: list[MemoryExports], others: _OtherWorkers) -> None:
     """Free memory when the other workers have closed it; memory that stays open for long is freed later."""
     end = time.monotonic() + _PATIENCE
     while not others.are_through():
@@ -397,10 +401,10 @@ def _give_up(exports: list[MemoryExports], others: _Others) -> None:
         time.sleep(_PAUSE)
     for one in exports:
         one.close()
-    _sweep()
+    _sweep_freed()
 
 
-def _sweep() -> None:
+def _sweep_freed() -> None:
     """Free memory that other workers had open when its store was closed, and have closed since."""
     for kept in [one for one in _kept if one[1].are_through()]:
         _kept.remove(kept)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from ....devices.gpu_context import GpuContext
-from ....devices.memory import Memory
-from ....devices.streams import Stream, StreamCursor
+from ....devices.memory import DeviceMemory
+from ....devices.streams import DeviceStream, StreamCursor
 from ....errors import KVStoreError
 from ....kernels import cuda
 from ..native import _shared as shm
@@ -26,13 +26,13 @@ class IpcKey:
     agreed, hopeless : bool
         Whether all workers can push to it from GPU to GPU; whether at least one of them cannot.
     applied : int
-        The last round that was summed into `value`, on some stream.
+        The last round that was summed into `value_address`, on some stream.
     in_region : int
         The last round that this worker has copied to the region.
     through : int
         The last round that this worker knows to be complete, with slots that it need not read again.
     tail : StreamCursor or None
-        End of the stream of the last work on the value, after `hold`.
+        End of the stream of the last work on the value, after `hold_stream`.
     """
 
     def __init__(self, handle: shm.Handle, place: GpuContext, table: IpcTable, rank: int) -> None:
@@ -44,18 +44,18 @@ class IpcKey:
         self._slots: list[ExportedPiece] = []
         self._round_in: list[int] = []  # the round in each slot
         self._bases: dict[tuple[int, int], int] = {}  # of other workers' slots
-        self._value: Memory | None = None
+        self._value: DeviceMemory | None = None
         self.tail: StreamCursor | None = None
 
     # ------------------------------------------------------------------------------------------- slots
 
-    def offer(self, exports: MemoryExports) -> None:
+    def offer_slots(self, exports: MemoryExports) -> None:
         """Offer the first slots."""
         for _ in range(_FIRST_SLOTS):
             self._add_slot(exports)
 
     def _add_slot(self, exports: MemoryExports) -> None:
-        room = exports.room(self.handle.nbytes)
+        room = exports.allocate_array(self.handle.nbytes)
         self.table.add_slot(room.offset, room.name, room.proof)
         self._slots.append(room)
         self._round_in.append(0)
@@ -71,58 +71,58 @@ class IpcKey:
         self._add_slot(exports)
         return len(self._slots) - 1
 
-    def use(self, slot: int) -> None:
+    def note_slot(self, slot: int) -> None:
         """Record that this worker's part in its next round is in a slot."""
         round = self.handle.arrived + 1
         self._round_in[slot] = round
-        self.table.use(round, slot)
+        self.table.note_slot(round, slot)
 
     def open_all(self, size: int, imports: MemoryImports) -> None:
         """Open the slots that all workers offer."""
         for worker in range(size):
-            for number in range(self.table.slots(worker)):
-                self._source(worker, number, imports)
+            for number in range(self.table.slot_count(worker)):
+                self._open_source(worker, number, imports)
 
-    def source(self, worker: int, round: int, imports: MemoryImports) -> int:
+    def source_address(self, worker: int, round: int, imports: MemoryImports) -> int:
         """Return the address at which this worker reads another's part in a round."""
-        return self._source(worker, self.table.used(worker, round), imports)
+        return self._open_source(worker, self.table.noted_slot(worker, round), imports)
 
-    def _source(self, worker: int, number: int, imports: MemoryImports) -> int:
+    def _open_source(self, worker: int, number: int, imports: MemoryImports) -> int:
         if worker == self._rank:
             return self._slots[number].address
         known = self._bases.get((worker, number))
         if known is None:
-            offset, name, proof = self.table.slot(worker, number)
+            offset, name, proof = self.table.slot_offset(worker, number)
             known = self._bases[worker, number] = imports.address(self.place.own, name, proof) + offset
         return known
 
     # ------------------------------------------------------------------------------------------- value
 
     @property
-    def value(self) -> int:
+    def value_address(self) -> int:
         """Return the address of the value on this worker's GPU."""
         if self._value is None:
-            self._value = Memory(self.place.driver, self.place.device, self.handle.nbytes)
+            self._value = DeviceMemory(self.place.driver, self.place.device, self.handle.nbytes)
         return self._value.address
 
-    def put_row(self, sources: Sequence[int], slot: int) -> cuda.Row:
+    def put_row(self, sources: Sequence[int], slot: int) -> cuda.KernelRow:
         """Return the kernel arguments that write the sum of some arrays to a slot."""
-        return cuda.Row(self.numel, srcs=tuple(sources), dst=self._slots[slot].address)
+        return cuda.KernelRow(self.numel, srcs=tuple(sources), dst=self._slots[slot].address)
 
-    def sum_row(self, sources: Sequence[int], outs: Sequence[int]) -> cuda.Row:
+    def sum_row(self, sources: Sequence[int], outs: Sequence[int]) -> cuda.KernelRow:
         """Return the kernel arguments that sum a round into the value and some outs."""
-        return cuda.Row(self.numel, srcs=tuple(sources), dst=self.value, outs=tuple(outs))
+        return cuda.KernelRow(self.numel, srcs=tuple(sources), dst=self.value_address, outs=tuple(outs))
 
-    def copy_row(self, outs: Sequence[int]) -> cuda.Row:
+    def copy_row(self, outs: Sequence[int]) -> cuda.KernelRow:
         """Return the kernel arguments that copy the value to one or more outs."""
-        return cuda.Row(self.numel, srcs=(self.value,), dst=outs[0], outs=tuple(outs[1:]))
+        return cuda.KernelRow(self.numel, srcs=(self.value_address,), dst=outs[0], outs=tuple(outs[1:]))
 
     # ------------------------------------------------------------------------------------------- order
 
-    def hold(self, stream: Stream) -> None:
+    def hold_stream(self, stream: DeviceStream) -> None:
         """Let a stream wait for the work on the value."""
         if self.tail is not None:
-            self.tail.hold(stream)
+            self.tail.hold_stream(stream)
 
     def be_through(self) -> None:
         """Record that this worker has read all slots of the rounds up to `through`."""

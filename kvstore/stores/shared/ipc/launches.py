@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from ....devices.gpu_context import GpuContext
-from ....devices.streams import Stream
+from ....devices.streams import DeviceStream
 from ....kernels import cuda
-from ...device.launches import Launches, count_of
+from ...device.launches import CallLaunches, count_of
 
 #: Calls with launches that are kept.
 _MOST_CALLS = 64
 
 #: Element type and kernel arguments of a sum.
-TypedRow = tuple[np.dtype[Any], cuda.Row]
+TypedRow = tuple[np.dtype[Any], cuda.KernelRow]
 
 
 class GpuSums:
@@ -24,17 +24,17 @@ class GpuSums:
 
     def __init__(self, place: GpuContext) -> None:
         self._place = place
-        self._known: OrderedDict[Any, Launches] = OrderedDict()
+        self._known: OrderedDict[Any, CallLaunches] = OrderedDict()
 
-    def run(self, rows: list[TypedRow], stream: Stream) -> None:
+    def run(self, rows: list[TypedRow], stream: DeviceStream) -> None:
         """Launch sums; rows that overlap run one after the other."""
         if _are_apart(rows):
-            self._launches(rows, stream).run(stream)
+            self._sum_launches(rows, stream).run(stream)
             return
         for row in rows:
-            self._launches([row], stream).run(stream)
+            self._sum_launches([row], stream).run(stream)
 
-    def _launches(self, rows: list[TypedRow], stream: Stream) -> Launches:
+    def _sum_launches(self, rows: list[TypedRow], stream: DeviceStream) -> CallLaunches:
         signature = (
             stream.handle,
             *((dtype, row.numel, row.srcs, row.dst, row.outs) for dtype, row in rows),
@@ -43,9 +43,9 @@ class GpuSums:
         if known is not None:
             self._known.move_to_end(signature)
             return known
-        launches = Launches(self._place)
+        launches = CallLaunches(self._place)
         for name, group in _by_type(rows):
-            launches.add(cuda.choose("sum", name, count_of(row.srcs for row in group)), group)
+            launches.add(cuda.choose_spec("sum", name, count_of(row.srcs for row in group)), group)
         if len(self._known) >= _MOST_CALLS:
             self._known.popitem(last=False)
         self._known[signature] = launches
@@ -56,8 +56,8 @@ class GpuSums:
         self._known.clear()
 
 
-def _by_type(rows: list[TypedRow]) -> list[tuple[str, list[cuda.Row]]]:
-    groups: dict[str, list[cuda.Row]] = {}
+def _by_type(rows: list[TypedRow]) -> list[tuple[str, list[cuda.KernelRow]]]:
+    groups: dict[str, list[cuda.KernelRow]] = {}
     for dtype, row in rows:
         groups.setdefault(dtype.name, []).append(row)
     return list(groups.items())

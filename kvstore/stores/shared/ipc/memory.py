@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....devices.driver import Driver
+from ....devices.driver import CudaDriver
 from ....devices.memory import host_copy
-from ....devices.streams import Stream
+from ....devices.streams import DeviceStream
 from ....errors import KVStoreError
 from .table import PROOF_BYTES
 
@@ -30,23 +30,23 @@ class ExportedPiece(NamedTuple):
 class MemoryExports:
     """Memory of one GPU that other processes may open; small arrays share blocks."""
 
-    def __init__(self, driver: Driver, device: int, stream: Stream) -> None:
+    def __init__(self, driver: CudaDriver, device: int, stream: DeviceStream) -> None:
         self._driver, self._device, self._stream = driver, device, stream
         self._blocks: list[int] = []
         self._last: tuple[int, bytes, bytes] = (0, b"", b"")
         self._used = self._size = 0
 
-    def room(self, nbytes: int) -> ExportedPiece:
+    def allocate_array(self, nbytes: int) -> ExportedPiece:
         """Return memory for an array; KVStoreError or MemoryError if the driver has none."""
         taken = -(-nbytes // _LINE) * _LINE
         if self._size - self._used < taken:
-            self._add(-(-(taken + _LINE) // _BLOCK) * _BLOCK)
+            self._add_block(-(-(taken + _LINE) // _BLOCK) * _BLOCK)
         offset = self._used
         self._used += taken
         address, name, proof = self._last
         return ExportedPiece(address + offset, offset, name, proof)
 
-    def _add(self, size: int) -> None:
+    def _add_block(self, size: int) -> None:
         address = self._driver.allocate(self._device, size)
         self._blocks.append(address)
         name, proof = self._driver.export(self._device, address), os.urandom(PROOF_BYTES)
@@ -66,11 +66,11 @@ class MemoryExports:
 class MemoryImports:
     """Memory of other processes' GPUs, opened for work on this process's."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: CudaDriver) -> None:
         self._driver = driver
         self._open: dict[tuple[int, bytes], int] = {}
 
-    def address(self, stream: Stream, name: bytes, proof: bytes) -> int:
+    def address(self, stream: DeviceStream, name: bytes, proof: bytes) -> int:
         """Open memory, or find it open, and check that it contains its owner's proof."""
         known = self._open.get((stream.device, name))
         if known is None:

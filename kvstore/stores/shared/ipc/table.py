@@ -46,20 +46,20 @@ class IpcTable:
 
     # ---------------------------------------------------------------------------------- participation
 
-    def standings(self) -> list[int]:
+    def read_standings(self) -> list[int]:
         """Return the standing of each worker."""
         with shm.RegionLock(self._job):
             found: list[int] = self._lines[:, _STANDING].tolist()
         return found
 
-    def stand(self, standing: int, why: str = "") -> None:
+    def set_standing(self, standing: int, why: str = "") -> None:
         """Record the standing of this worker, and why it has refused."""
         text = why.encode(errors="replace")[:_WHY_BYTES].ljust(_WHY_BYTES, b"\0")
         self._own[_WHY:] = np.frombuffer(text, np.int64)
         with shm.RegionLock(self._job):
             self._own[_STANDING] = standing
 
-    def why(self, worker: int) -> str:
+    def refusal_reason(self, worker: int) -> str:
         """Return why a worker has refused."""
         return self._lines[worker, _WHY:].tobytes().rstrip(b"\0").decode(errors="replace")
 
@@ -71,11 +71,11 @@ class IpcTable:
             self._own[_HOLDS] = 1
         return True
 
-    def let_go(self) -> None:
+    def note_closed(self) -> None:
         """Record that this worker has no memory of the others open any more."""
         self._own[_HOLDS] = 0
 
-    def holders(self) -> list[int]:
+    def memory_holders(self) -> list[int]:
         """Return the other workers that may have this worker's memory open."""
         return [w for w in self._peers if self._lines[w, _HOLDS]]
 
@@ -89,21 +89,21 @@ class IpcTable:
         self._own[at + 1 : at + _SLOT_WORDS] = np.frombuffer(name + proof, np.int64)
         self._own[_SLOTS] = n + 1
 
-    def slots(self, worker: int) -> int:
+    def slot_count(self, worker: int) -> int:
         """Return the number of slots that a worker offers."""
         return int(self._lines[worker, _SLOTS])
 
-    def slot(self, worker: int, number: int) -> tuple[int, bytes, bytes]:
+    def slot_offset(self, worker: int, number: int) -> tuple[int, bytes, bytes]:
         """Return the offset of a slot, the name of its memory, and the proof at the beginning of that."""
         at = _SLOT + number * _SLOT_WORDS
         text = self._lines[worker, at + 1 : at + _SLOT_WORDS].tobytes()
         return int(self._lines[worker, at]), text[:IPC_HANDLE_BYTES], text[IPC_HANDLE_BYTES:]
 
-    def use(self, round: int, slot: int) -> None:
+    def note_slot(self, round: int, slot: int) -> None:
         """Record the slot of this worker's part in a round."""
         self._own[_USED + round % ROUNDS] = slot
 
-    def used(self, worker: int, round: int) -> int:
+    def noted_slot(self, worker: int, round: int) -> int:
         """Return the slot of a worker's part in a round."""
         return int(self._lines[worker, _USED + round % ROUNDS])
 

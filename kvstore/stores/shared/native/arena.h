@@ -48,7 +48,7 @@ static int kv_lock_region(kv_self *me)
 
 /* Return the size class of an allocation, and the rounded size. Each doubling has four classes: at most a quarter is
  * wasted. */
-static int kv_class(uint64_t bytes, uint64_t *rounded)
+static int kv_size_class(uint64_t bytes, uint64_t *rounded)
 {
     if (bytes < 256) {
         *rounded = (bytes + 63) & ~63ull;
@@ -123,7 +123,7 @@ static uint64_t kv_allocate_coloured(kv_self *me, uint64_t bytes, int colour)
 {
     kv_header *head = me->head;
     uint64_t rounded, offset;
-    int class = kv_class(bytes, &rounded);
+    int class = kv_size_class(bytes, &rounded);
     if (class >= KV_SIZE_CLASSES)
         return 0;
     if (head->free[class]) {
@@ -156,7 +156,7 @@ static uint64_t kv_allocate_locked(kv_self *me, uint64_t bytes)
 static void kv_free_locked(kv_self *me, uint64_t offset, uint64_t bytes)
 {
     uint64_t rounded;
-    int class = kv_class(bytes, &rounded);
+    int class = kv_size_class(bytes, &rounded);
     *(uint64_t *)kv_at(me, offset) = me->head->free[class];
     atomic_thread_fence(memory_order_release);
     me->head->free[class] = offset;

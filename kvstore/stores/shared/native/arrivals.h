@@ -10,7 +10,7 @@ enum kv_step { KV_CLOSED, KV_OPENING, KV_OPEN };
 /* Whether a round only replaces the value by the sum. An even mode does so; for an odd mode, Python plans the round.
  * The other bits of a mode count how often it was set, so that a worker that does not know the current mode opens no
  * round. Side keys are summed in all modes. */
-static inline int kv_sums(const kv_self *me, const kv_entry *e)
+static inline int kv_replaces_by_sum(const kv_self *me, const kv_entry *e)
 {
     return e->is_side || !(kv_get(&me->head->mode) & 1);
 }
@@ -63,13 +63,13 @@ enum { KV_MOST_OUTS = KV_MAX_WORKERS + 16 }; /* the most outs of a call that are
 
 /* Whether the outs of a call are written in the same pass as the sum; else they are written when the round is
  * complete. */
-static inline int kv_delivers(const kv_call *call)
+static inline int kv_writes_outs(const kv_call *call)
 {
     return call->delivered && call->n_outs <= KV_MOST_OUTS;
 }
 
 /* Return the parts of a key, by rank. */
-static inline kv_part *kv_parts(kv_self *me, const kv_entry *e)
+static inline kv_part *kv_key_parts(kv_self *me, const kv_entry *e)
 {
     return (kv_part *)kv_at(me, e->parts);
 }
@@ -99,14 +99,14 @@ static int kv_is_call_complete(kv_self *me, const kv_part *part, int w, int pari
  * workers in the round. */
 static int kv_first_missing(kv_self *me, const kv_entry *e, uint64_t round, uint64_t *in)
 {
-    const kv_part *part = kv_parts(me, e);
+    const kv_part *part = kv_key_parts(me, e);
     uint64_t members = kv_get(&me->head->members), arrived = 0;
     for (int w = 0; w < me->size; w++) {
         if (kv_get(&part[w].pushed[round & 1]) >= round) {
-            if (members & kv_bit(w) && !kv_is_call_complete(me, &part[w], w, (int)(round & 1)))
+            if (members & kv_rank_bit(w) && !kv_is_call_complete(me, &part[w], w, (int)(round & 1)))
                 return w;
-            arrived |= kv_bit(w);
-        } else if (members & kv_bit(w) && kv_get(&part[w].first) <= round)
+            arrived |= kv_rank_bit(w);
+        } else if (members & kv_rank_bit(w) && kv_get(&part[w].first) <= round)
             return w;
     }
     *in = arrived;
@@ -123,7 +123,7 @@ static int kv_all_arrived(kv_self *me, const kv_entry *e, uint64_t round, uint64
  * and detects this by `kv_are_sources_intact`. The caller has waited for a free slot. */
 static inline void kv_announce_overwrite(kv_self *me, const kv_entry *e)
 {
-    kv_part *part = &kv_parts(me, e)[me->rank];
+    kv_part *part = &kv_key_parts(me, e)[me->rank];
     kv_put(&part->filling, kv_get(&part->arrived) + 1);
     kv_fence();
 }
@@ -131,7 +131,7 @@ static inline void kv_announce_overwrite(kv_self *me, const kv_entry *e)
 /* Whether the sources of `round` were intact until now: no worker has begun to overwrite its slot. */
 static int kv_are_sources_intact(kv_self *me, const kv_entry *e, uint64_t round, uint64_t in)
 {
-    const kv_part *part = kv_parts(me, e);
+    const kv_part *part = kv_key_parts(me, e);
     atomic_thread_fence(memory_order_acquire);
     for (int w = 0; w < me->size; w++)
         if (in >> w & 1 && kv_get(&part[w].filling) > round + 1)
@@ -176,7 +176,7 @@ static uint64_t kv_next_stamp(kv_self *me, const kv_entry *e, uint64_t round)
 static void kv_record_stamp(kv_self *me, kv_entry *e, uint64_t round)
 {
     if (me->epoch && !e->is_side)
-        kv_parts(me, e)[me->rank].stamp[round & 1] = kv_next_stamp(me, e, round);
+        kv_key_parts(me, e)[me->rank].stamp[round & 1] = kv_next_stamp(me, e, round);
 }
 
 /* Record this worker's push into its next round; its source is in place. Wakes no other worker and does not block.
@@ -184,7 +184,7 @@ static void kv_record_stamp(kv_self *me, kv_entry *e, uint64_t round)
  * read the set of arrivals. */
 static uint64_t kv_arrive_silently(kv_self *me, kv_entry *e, uint32_t kind, float threshold, uint64_t source)
 {
-    kv_part *part = &kv_parts(me, e)[me->rank];
+    kv_part *part = &kv_key_parts(me, e)[me->rank];
     uint64_t round = atomic_load_explicit(&part->arrived, memory_order_relaxed) + 1;
     if (!kv_begin_work(me))
         return 0;
@@ -242,7 +242,7 @@ static void kv_arrive_packed(kv_self *me, kv_entry *e, int code, float threshold
  * (`kv_recover_chunk` handles arrays that are summed in place and arrays in private memory.) */
 static int kv_overlaps_slot(kv_self *me, const kv_call *call)
 {
-    const kv_part *part = &kv_parts(me, call->entry)[me->rank];
+    const kv_part *part = &kv_key_parts(me, call->entry)[me->rank];
     int parity = (int)(call->round & 1);
     const char *from = (const char *)kv_at(me, part->source[parity]), *end = from + call->entry->nbytes;
     if (!call->round || kv_kind_of(part, parity) != KV_SLOT || kv_get(&part->pushed[parity]) != call->round)

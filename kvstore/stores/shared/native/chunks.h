@@ -15,7 +15,7 @@ static inline uint64_t kv_chunk_word(uint64_t round, int rank, enum kv_chunk_ste
 }
 
 /* Return the words of a key's chunks. */
-static inline _Atomic uint64_t *kv_map(kv_self *me, const kv_entry *e)
+static inline _Atomic uint64_t *kv_chunk_words(kv_self *me, const kv_entry *e)
 {
     return (_Atomic uint64_t *)kv_at(me, e->map);
 }
@@ -23,7 +23,7 @@ static inline _Atomic uint64_t *kv_map(kv_self *me, const kv_entry *e)
 /* Whether all chunks of a round are complete. */
 static int kv_all_done(kv_self *me, const kv_entry *e, uint64_t round)
 {
-    const _Atomic uint64_t *map = kv_map(me, e);
+    const _Atomic uint64_t *map = kv_chunk_words(me, e);
     for (uint64_t c = 0; c < e->chunks; c++) {
         uint64_t word = kv_get(&map[c]);
         if (word >> 16 != round || (word & 0xff) != KV_DONE)
@@ -55,9 +55,9 @@ static int kv_finish_chunk(kv_self *me, kv_call *call, kv_log *log, uint64_t pha
                               : kv_update_chunk(me, call, log, current, end);
     if (outcome != KV_READY)
         kv_fail(e, log->round);
-    else if (e->rule < 0 && kv_delivers(call) && log->round == call->round)
+    else if (e->rule < 0 && kv_writes_outs(call) && log->round == call->round)
         call->delivered[log->chunk] = 1;
-    kv_put(&kv_map(me, e)[log->chunk], kv_chunk_word(log->round, me->rank, KV_DONE));
+    kv_put(&kv_chunk_words(me, e)[log->chunk], kv_chunk_word(log->round, me->rank, KV_DONE));
     kv_put(&log->entry, 0);
     return KV_READY;
 }
@@ -74,7 +74,7 @@ static int kv_do_chunk(kv_self *me, kv_call *call, kv_log *log, uint64_t phase, 
 
 static int kv_claim_chunk(kv_self *me, const kv_entry *e, uint64_t round, uint64_t chunk)
 {
-    _Atomic uint64_t *word = &kv_map(me, e)[chunk];
+    _Atomic uint64_t *word = &kv_chunk_words(me, e)[chunk];
     uint64_t now = kv_get(word);
     return now >> 16 < round && kv_swap(word, now, kv_chunk_word(round, me->rank, KV_CLAIMED));
 }
@@ -104,11 +104,11 @@ static int kv_process_chunks(kv_self *me, kv_call *call, uint64_t phase)
  * another may die in it too. */
 static int kv_may_overwrite_sources(kv_self *me, const kv_entry *e, uint64_t round)
 {
-    const kv_part *part = kv_parts(me, e);
+    const kv_part *part = kv_key_parts(me, e);
     int parity = (int)(round & 1);
     for (int w = 0; w < me->size && e->rule < 0; w++)
         if (e->mask >> w & 1 && (kv_in_place_now(me, &part[w], parity) ||
-                                 (kv_state(me, w) == KV_LOST && kv_kind_of(&part[w], parity) == KV_PRIVATE)))
+                                 (kv_worker_state(me, w) == KV_LOST && kv_kind_of(&part[w], parity) == KV_PRIVATE)))
             return 1;
     return 0;
 }
@@ -126,7 +126,7 @@ static void kv_recover_chunk(kv_self *me, kv_call *call, int owner, uint64_t pha
         kv_finish_chunk(me, call, log, phase);
     } else {
         kv_fail(e, round);
-        kv_put(&kv_map(me, e)[chunk], kv_chunk_word(round, me->rank, KV_DONE));
+        kv_put(&kv_chunk_words(me, e)[chunk], kv_chunk_word(round, me->rank, KV_DONE));
         kv_put(&log->entry, 0);
     }
 }
@@ -134,7 +134,7 @@ static void kv_recover_chunk(kv_self *me, kv_call *call, int owner, uint64_t pha
 /* Complete the chunks that dead workers had claimed, each in the log of its owner, so that a third worker can
  * continue if this worker dies too. A chunk without a log was not begun. Blocks as `kv_lock_region` does, and returns
  * its outcome on failure. */
-static int kv_recover(kv_self *me, kv_call *call, uint64_t phase)
+static int kv_recover_chunks(kv_self *me, kv_call *call, uint64_t phase)
 {
     kv_entry *e = call->entry;
     uint64_t round = kv_round_of(phase);
@@ -142,11 +142,11 @@ static int kv_recover(kv_self *me, kv_call *call, uint64_t phase)
     if (outcome != KV_READY)
         return outcome;
     for (uint64_t c = 0; c < e->chunks && kv_get(&e->phase) == phase; c++) {
-        uint64_t word = kv_get(&kv_map(me, e)[c]);
+        uint64_t word = kv_get(&kv_chunk_words(me, e)[c]);
         int owner = (int)(word >> 8 & 0xff);
-        if (word >> 16 != round || (word & 0xff) != KV_CLAIMED || kv_state(me, owner) != KV_LOST)
+        if (word >> 16 != round || (word & 0xff) != KV_CLAIMED || kv_worker_state(me, owner) != KV_LOST)
             continue;
-        if (kv_get(&kv_map(me, e)[c]) != word)
+        if (kv_get(&kv_chunk_words(me, e)[c]) != word)
             continue; /* it was done before its owner died */
         pthread_mutex_lock(&me->busy);
         kv_recover_chunk(me, call, owner, phase, c);

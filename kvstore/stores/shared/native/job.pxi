@@ -125,7 +125,7 @@ cdef class Job:
 
     def become_member(self):
         """Make this worker a member: rounds wait for it."""
-        self.retry_until_done(kv_enlist)
+        self.retry_until_done(kv_make_member)
 
     def rejoin(self):
         """Replace an earlier process of this rank; no round waits for this worker until `catch_up` is called."""
@@ -199,7 +199,7 @@ cdef class Job:
         cdef int outcome
         context.me, context.number = self.me, number
         with nogil:
-            outcome = kv_await(self.me, kv_barrier_complete, kv_about_barrier, &context, 1)
+            outcome = kv_wait_recorded(self.me, kv_barrier_complete, kv_about_barrier, &context, 1)
             if outcome != KV_TICK:
                 kv_leave()
         return outcome
@@ -267,7 +267,7 @@ cdef class Job:
 
     def state(self, int w):
         """State of a rank: 0 absent, 1 alive, 2 joined, 3 left, 4 lost, 5 registered and not a member yet."""
-        return kv_state(self.me, w)
+        return kv_worker_state(self.me, w)
 
     def pid(self, int w):
         """Process id of a rank."""
@@ -317,9 +317,9 @@ cdef class Job:
             clock.read()
             with nogil:
                 outcome = attempt(self.me)
-            if outcome == KV_TICK and clock.over:
+            if outcome == KV_TICK and clock.is_over:
                 raise TimeoutError(self.waiting_for_lock(clock.waited))
-            if outcome == KV_TICK and clock.tells():
+            if outcome == KV_TICK and clock.notice_due():
                 log.warning("%s", self.waiting_for_lock(clock.waited))
         return outcome
 

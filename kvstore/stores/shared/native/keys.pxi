@@ -81,7 +81,7 @@ cdef class Handle:
 
     def missing(self, uint64_t round):
         """Return the ranks that a round still waits for."""
-        cdef kv_part *part = kv_parts(self.job.me, self.e)
+        cdef kv_part *part = kv_key_parts(self.job.me, self.e)
         members = kv_get(&self.job.me.head.members)
         return [w for w in range(self.job.me.size)
                 if members >> w & 1 and kv_get(&part[w].first) <= round
@@ -107,7 +107,7 @@ cdef class Handle:
         The result has pairs of rank and its last round; each rank is reported once.
         """
         cdef kv_self *me = self.job.me
-        cdef kv_part *part = kv_parts(me, self.e)
+        cdef kv_part *part = kv_key_parts(me, self.e)
         cdef uint64_t out = kv_left_out(me, self.e, round)
         me.left_reported |= out
         return [(w, max(kv_get(&part[w].pushed[0]), kv_get(&part[w].pushed[1])))
@@ -205,7 +205,7 @@ cdef class Handle:
         cdef uint64_t offset = kv_get(place), size = kv_text_bytes(self.job.me, offset)
         if not offset or kv_get(place) != offset:  # the text of a later round has replaced it
             return None
-        number, _, text = kv_text(self.job.me, offset)[:<Py_ssize_t>size].partition(b" ")
+        number, _, text = kv_text_start(self.job.me, offset)[:<Py_ssize_t>size].partition(b" ")
         return text.decode(errors="ignore") if number == b"%d" % round else None
 
     def gpu_table(self, uint64_t size):
@@ -229,11 +229,11 @@ cdef class Handle:
     @property
     def updates(self):
         """The complete updates of the optimizer."""
-        return kv_get(kv_updates(self.e))
+        return kv_get(kv_update_count(self.e))
 
     @updates.setter
     def updates(self, uint64_t n):
-        kv_put(kv_updates(self.e), n)
+        kv_put(kv_update_count(self.e), n)
 
     @property
     def record_at(self):
@@ -387,7 +387,7 @@ cdef bytes text_at(Job job, uint64_t offset):
     if not kv_is_text(job.me, offset):
         raise KVStoreError(f"worker {job.names[job.me.rank]}: a description in the job's shared region is overwritten; "
                            "end the job, restart it from its last checkpoint, and report this as a bug of kvstore")
-    return kv_text(job.me, offset)[:kv_text_bytes(job.me, offset)]
+    return kv_text_start(job.me, offset)[:kv_text_bytes(job.me, offset)]
 
 
 cdef uint64_t pushed_round(Handle h) noexcept:
@@ -472,7 +472,7 @@ cdef class Keys:
         cdef int outcome
         context.me, context.n = self.job.me, n
         with nogil:
-            outcome = kv_await(self.job.me, kv_has_grown, kv_about_growth, &context, 1)
+            outcome = kv_wait_recorded(self.job.me, kv_has_grown, kv_about_growth, &context, 1)
             if outcome != KV_TICK:
                 kv_leave()
         return outcome
@@ -502,7 +502,7 @@ cdef class Keys:
             e.is_side = side
             if not side:
                 kv_put(&self.job.me.head.text_keys, 2 if text is not None else 1)
-            kv_publish(self.job.me, e)
+            kv_publish_entry(self.job.me, e)
             number = e.number
         finally:
             kv_unlock_region(self.job.me)

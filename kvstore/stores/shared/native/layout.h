@@ -37,7 +37,7 @@ enum {
 /* A constant within the header, each entry and each text: see guards.h. */
 #define KV_GUARD 0x7ffc6b5669644721ull
 
-enum kv_state { KV_ABSENT, KV_ALIVE, KV_JOINED, KV_LEFT, KV_LOST, KV_COMING /* registered, and not a member yet */ };
+enum kv_worker_state { KV_ABSENT, KV_ALIVE, KV_JOINED, KV_LEFT, KV_LOST, KV_COMING /* registered, and not a member yet */ };
 
 /* The log of a chunk in progress: enough for another worker to complete it. The elements before `at` are complete.
  * If `changing` is greater than `at`, the elements between are being updated, and `scratch` has their previous
@@ -129,7 +129,7 @@ typedef struct {
     _Atomic uint64_t go_on;    /* the loss of a worker is no error */
     _Atomic uint64_t lock;     /* rank + 1 of the holder, and from bit 8 on its incarnation */
     _Atomic uint64_t no_peer_reads; /* process_vm_readv fails between two of the workers */
-    _Atomic uint64_t mode;     /* what a round does to the value: see kv_sums */
+    _Atomic uint64_t mode;     /* what a round does to the value: see kv_replaces_by_sum */
     _Atomic uint64_t settings, settings_version;
     _Atomic uint64_t num_update;
     _Atomic uint64_t text_keys; /* 0: no key yet, 1: int keys, 2: str keys */
@@ -197,7 +197,7 @@ static inline int kv_is_given(const kv_self *me, uint64_t offset, uint64_t bytes
 }
 
 /* Return the bit of a rank. */
-static inline uint64_t kv_bit(int rank)
+static inline uint64_t kv_rank_bit(int rank)
 {
     return 1ull << rank;
 }

@@ -54,7 +54,7 @@ static inline void kv_wake_all(kv_self *me)
 
 /* Return the start time of a process in clock ticks; 0: there is no such process; KV_UNKNOWN: it cannot be read. A
  * process id alone names no process for good: the system uses the id of a dead process again. */
-static uint64_t kv_started(uint64_t pid)
+static uint64_t kv_process_start(uint64_t pid)
 {
     char path[48], text[1024];
     snprintf(path, sizeof path, "/proc/%llu/stat", (unsigned long long)pid);
@@ -76,9 +76,9 @@ static uint64_t kv_started(uint64_t pid)
 }
 
 /* Whether the process that registered as worker `w` still exists. */
-static int kv_exists(kv_self *me, int w)
+static int kv_process_exists(kv_self *me, int w)
 {
-    uint64_t pid = kv_get(&me->head->worker[w].pid), then = kv_get(&me->head->worker[w].started), now = kv_started(pid);
+    uint64_t pid = kv_get(&me->head->worker[w].pid), then = kv_get(&me->head->worker[w].started), now = kv_process_start(pid);
     if (now == KV_UNKNOWN || then == KV_UNKNOWN)
         return kill((pid_t)pid, 0) == 0 || errno != ESRCH;
     return now == then;
@@ -96,7 +96,7 @@ static int kv_pidfd(kv_self *me, int w)
         close(me->pidfd[w]);
     uint64_t pid = kv_get(&peer->pid);
     int fd = (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
-    if (fd >= 0 && !kv_exists(me, w)) {
+    if (fd >= 0 && !kv_process_exists(me, w)) {
         close(fd);
         fd = -1;
         errno = ESRCH;
@@ -107,11 +107,11 @@ static int kv_pidfd(kv_self *me, int w)
 }
 
 /* Whether the process of a worker has ended. The caller holds `me->busy`, or is the only thread. */
-static int kv_ended(kv_self *me, int w)
+static int kv_process_ended(kv_self *me, int w)
 {
     int fd = kv_pidfd(me, w);
     if (fd < 0) /* the system has no descriptor: read the process table */
-        return errno == ESRCH || !kv_exists(me, w);
+        return errno == ESRCH || !kv_process_exists(me, w);
     struct pollfd one = {fd, POLLIN, 0};
     return poll(&one, 1, 0) > 0 && one.revents & POLLIN; /* an error does not mean that it has ended */
 }
@@ -131,7 +131,7 @@ static int kv_was_stopped(kv_self *me, uint64_t now)
 }
 
 /* Whether a worker has sent no heartbeat for `me->silence`. */
-static int kv_silent(kv_self *me, int w, uint64_t now)
+static int kv_is_silent(kv_self *me, int w, uint64_t now)
 {
     uint64_t beat = kv_get(&me->head->worker[w].beat);
     return now > beat && now - beat > me->silence;
@@ -144,7 +144,7 @@ static inline int kv_state_in(uint64_t word)
 }
 
 /* Return the present state of a worker. */
-static inline int kv_state(const kv_self *me, int w)
+static inline int kv_worker_state(const kv_self *me, int w)
 {
     return kv_state_in(kv_get(&me->head->worker[w].state));
 }
@@ -198,7 +198,7 @@ static void kv_end_work(kv_self *me)
 }
 
 /* Change the state of this worker. 0: it is not present any more, and nothing has changed. */
-static int kv_set_state(kv_self *me, enum kv_state state)
+static int kv_set_state(kv_self *me, enum kv_worker_state state)
 {
     uint64_t now;
     do {
@@ -215,7 +215,7 @@ static int kv_try_lock(kv_self *me)
 {
     uint64_t holder = kv_get(&me->head->lock), own = me->incarnation << 8 | ((uint64_t)me->rank + 1);
     int w = (int)(holder & 0xff) - 1;
-    if (holder && kv_state(me, w) != KV_LOST && kv_get(&me->head->worker[w].incarnation) == holder >> 8)
+    if (holder && kv_worker_state(me, w) != KV_LOST && kv_get(&me->head->worker[w].incarnation) == holder >> 8)
         return 0;
     if (!kv_begin_work(me))
         return 0;
@@ -242,11 +242,11 @@ static void kv_collect_departed(kv_self *me, uint64_t *lost, uint64_t *out)
 {
     *lost = *out = 0;
     for (int w = 0; w < me->size; w++) {
-        int state = kv_state(me, w);
+        int state = kv_worker_state(me, w);
         if (state == KV_LOST)
-            *lost |= kv_bit(w);
+            *lost |= kv_rank_bit(w);
         if (state == KV_LOST || state == KV_LEFT || state == KV_JOINED)
-            *out |= kv_bit(w);
+            *out |= kv_rank_bit(w);
     }
     if (*lost && !me->go_on)
         *out = 0;
@@ -305,12 +305,12 @@ static void kv_end_process(kv_self *me, int w)
 static void kv_release_lock_of(kv_self *me, int w, uint64_t now)
 {
     uint64_t holder = kv_get(&me->head->lock);
-    if ((int)(holder & 0xff) - 1 != w || kv_state(me, w) != KV_LEFT ||
+    if ((int)(holder & 0xff) - 1 != w || kv_worker_state(me, w) != KV_LEFT ||
         kv_get(&me->head->worker[w].incarnation) != holder >> 8)
         return;
-    if (kv_ended(me, w))
+    if (kv_process_ended(me, w))
         kv_swap(&me->head->lock, holder, 0);
-    else if (kv_silent(me, w, now) && !kv_was_stopped(me, now))
+    else if (kv_is_silent(me, w, now) && !kv_was_stopped(me, now))
         kv_end_process(me, w);
 }
 
@@ -331,8 +331,8 @@ static void kv_detect_losses(kv_self *me)
         kv_release_lock_of(me, w, now);
         if (!kv_is_present(seen))
             continue;
-        int gone = kv_ended(me, w);
-        if (!gone && kv_silent(me, w, now) && !kv_was_stopped(me, now)) {
+        int gone = kv_process_ended(me, w);
+        if (!gone && kv_is_silent(me, w, now) && !kv_was_stopped(me, now)) {
             if (kv_is_at_work(seen))
                 kv_end_process(me, w);
             gone = 1;

@@ -44,14 +44,14 @@ def check_same_namespace(process: int, rank: int) -> None:
 
     `process` is its id as this process sees it; 0 if it does not see it at all.
     """
-    if process <= 0 or _namespace(process, "pid") not in (None, _namespace("self", "pid")):
+    if process <= 0 or _process_namespace(process, "pid") not in (None, _process_namespace("self", "pid")):
         raise ConfigError(
             f"worker {rank} of this job is in another PID namespace than this process, so 'shared' cannot "
             f"open its memory: {CURE}"
         )
 
 
-def unreadable(process: int, rank: int) -> ConfigError:
+def unreadable_error(process: int, rank: int) -> ConfigError:
     """Return the error for a worker with descriptors that this process may not open."""
     return ConfigError(
         f"the system does not let this process open the memory of worker {rank} (process {process}): it is "
@@ -64,9 +64,9 @@ def check_network(prefix: str) -> None:
 
     `prefix` is the beginning of the name of that memory.
     """
-    here = _namespace("self", "net")
+    here = _process_namespace("self", "net")
     for process in _with_memory(prefix):
-        there = _namespace(process, "net")
+        there = _process_namespace(process, "net")
         if there not in (None, here):
             raise ConfigError(
                 f"process {process} has created the store of this job in another network namespace than this "
@@ -83,7 +83,7 @@ def _with_memory(prefix: str) -> Iterator[int]:
                     yield int(name)
 
 
-def _namespace(process: int | str, kind: str) -> str | None:
+def _process_namespace(process: int | str, kind: str) -> str | None:
     """Return the namespace of a process; None if it has ended or is hidden."""
     try:
         return os.readlink(f"/proc/{process}/ns/{kind}")

@@ -13,11 +13,11 @@
 /* Whether the next round waits for this worker's arrival: until then the value does not change. */
 static int kv_is_stable(kv_self *me, const kv_entry *e)
 {
-    const kv_part *mine = &kv_parts(me, e)[me->rank];
+    const kv_part *mine = &kv_key_parts(me, e)[me->rank];
     uint64_t round = kv_complete_round(kv_get(&e->phase)) + 1;
     uint64_t waited_for = kv_get(&me->head->members) & ~kv_get(&me->head->newcomers);
     uint64_t state = kv_get(&me->worker->state);
-    return kv_state_in(state) == KV_ALIVE && !kv_is_fenced(me, state) && waited_for & kv_bit(me->rank) &&
+    return kv_state_in(state) == KV_ALIVE && !kv_is_fenced(me, state) && waited_for & kv_rank_bit(me->rank) &&
            kv_get(&mine->first) <= round && kv_get(&mine->pushed[round & 1]) < round;
 }
 

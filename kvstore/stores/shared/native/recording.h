@@ -57,7 +57,7 @@ static int kv_wait_timed(kv_self *me, kv_condition ready, kv_describe describe, 
 
 /* Wait as `kv_wait` does, and record the wait; without patience only as long as a spin lasts. A wait with the outcome
  * KV_READY is ended here; the caller ends all others with `kv_leave`. */
-static int kv_await(kv_self *me, kv_condition ready, kv_describe describe, void *context, int patient)
+static int kv_wait_recorded(kv_self *me, kv_condition ready, kv_describe describe, void *context, int patient)
 {
     if (kv_is_timed(me->counters) && kv_ring_here->activity)
         return kv_wait_timed(me, ready, describe, context, patient);
@@ -95,10 +95,10 @@ static void kv_note_losses(kv_self *me)
 {
     uint64_t lost = atomic_load(&me->head->lost), before = atomic_exchange(&me->known_lost, lost);
     for (int w = 0; me->counters && lost != before && w < me->size; w++) {
-        if (lost & ~before & kv_bit(w)) {
+        if (lost & ~before & kv_rank_bit(w)) {
             kv_add_to(&me->counters->losses, 1);
             kv_record_event(me, KV_EVENT_LOST, w, KV_NO_SLICE, 0, 0);
-        } else if (before & ~lost & kv_bit(w)) {
+        } else if (before & ~lost & kv_rank_bit(w)) {
             kv_record_event(me, KV_EVENT_BACK, w, KV_NO_SLICE, 0, 0);
         }
     }

@@ -95,7 +95,7 @@ static int kv_narrow_window(kv_self *me)
 
 /* Write a heartbeat. If the previous heartbeat is late, this process was stopped, and for `me->silence` it declares
  * no other worker lost. */
-static void kv_beat(kv_self *me, uint64_t now)
+static void kv_write_heartbeat(kv_self *me, uint64_t now)
 {
     if (now - kv_get(&me->worker->beat) > kv_longest_own_delay(me))
         kv_put(&me->lenient_until, now + me->silence);
@@ -114,7 +114,7 @@ static void *kv_heartbeat(void *self)
         until.tv_nsec += (long)pause;
         until.tv_sec += until.tv_nsec / 1000000000;
         until.tv_nsec %= 1000000000;
-        kv_beat(me, kv_now_ns());
+        kv_write_heartbeat(me, kv_now_ns());
         pthread_cond_timedwait(&me->heartbeat_wake, &me->heartbeat_lock, &until);
     }
     pthread_mutex_unlock(&me->heartbeat_lock);
@@ -154,7 +154,7 @@ static void kv_stop_heartbeat(kv_self *me)
 }
 
 /* Return the state word of this incarnation. */
-static uint64_t kv_state_word(const kv_self *me, enum kv_state state)
+static uint64_t kv_state_word(const kv_self *me, enum kv_worker_state state)
 {
     return me->incarnation << 32 | (uint64_t)state;
 }
@@ -166,12 +166,12 @@ static int kv_register(kv_self *me)
     kv_worker *w = &me->head->worker[me->rank];
     uint64_t state = kv_get(&w->state);
     me->worker = w;
-    if (kv_is_present(state) && !kv_ended(me, me->rank))
+    if (kv_is_present(state) && !kv_process_ended(me, me->rank))
         return 1;
     kv_mark_lost(me, me->rank, state);
     me->incarnation = kv_get(&w->incarnation) + 1;
     kv_put(&w->pid, (uint64_t)getpid());
-    kv_put(&w->started, kv_started((uint64_t)getpid()));
+    kv_put(&w->started, kv_process_start((uint64_t)getpid()));
     kv_put(&w->probe, (uint64_t)(uintptr_t)&me->word);
     kv_put(&w->beat, kv_now_ns());
     kv_put(&w->whole, kv_get(&w->calls)); /* pushes of an earlier process count, even if its call is incomplete */
@@ -182,16 +182,16 @@ static int kv_register(kv_self *me)
 
 /* Make this worker a member: rounds wait for it. Acquires the region's lock (see kv_drop_departed), and blocks and fails
  * as `kv_lock_region` does; then nothing has changed. */
-static int kv_enlist(kv_self *me)
+static int kv_make_member(kv_self *me)
 {
     int outcome = kv_lock_region(me);
     if (outcome != KV_READY)
         return outcome;
     kv_set_state(me, KV_ALIVE);
-    kv_clear_bits(&me->head->lost, kv_bit(me->rank));
+    kv_clear_bits(&me->head->lost, kv_rank_bit(me->rank));
     if (kv_get(&me->head->first_lost) == (uint64_t)me->rank + 1)
         kv_put(&me->head->first_lost, 0);
-    kv_set_bits(&me->head->members, kv_bit(me->rank));
+    kv_set_bits(&me->head->members, kv_rank_bit(me->rank));
     kv_add(&me->head->epoch, 1);
     kv_unlock_region(me);
     return KV_READY;
@@ -213,7 +213,7 @@ static void kv_end_earlier_process(kv_self *me, kv_entry *e)
         }
     }
     for (uint64_t c = 0; kv_step_of(phase) == KV_OPEN && c < e->chunks; c++) {
-        if (kv_get(&kv_map(me, e)[c]) != kv_chunk_word(round, me->rank, KV_CLAIMED))
+        if (kv_get(&kv_chunk_words(me, e)[c]) != kv_chunk_word(round, me->rank, KV_CLAIMED))
             continue;
         kv_recover_chunk(me, &call, me->rank, phase, c);
     }
@@ -226,7 +226,7 @@ static void kv_end_earlier_process(kv_self *me, kv_entry *e)
  * `first`; so no later round is missed. */
 static void kv_rejoin_key(kv_self *me, kv_entry *e)
 {
-    kv_part *part = kv_parts(me, e);
+    kv_part *part = kv_key_parts(me, e);
     uint64_t latest = 0;
     kv_put(&part[me->rank].first, 0); /* no round of the key completes before the next store */
     kv_fence();
@@ -243,8 +243,8 @@ static void kv_rejoin_key(kv_self *me, kv_entry *e)
 /* Whether all members but newcomers have pushed into a round. */
 static int kv_have_others_arrived(kv_self *me, const kv_entry *e, uint64_t round)
 {
-    const kv_part *part = kv_parts(me, e);
-    uint64_t newcomers = kv_get(&me->head->newcomers) | kv_bit(me->rank);
+    const kv_part *part = kv_key_parts(me, e);
+    uint64_t newcomers = kv_get(&me->head->newcomers) | kv_rank_bit(me->rank);
     uint64_t members = kv_get(&me->head->members) & ~newcomers;
     for (int w = 0; w < me->size; w++)
         if (members >> w & 1 && kv_get(&part[w].first) <= round && kv_get(&part[w].pushed[round & 1]) < round)
@@ -261,19 +261,19 @@ static int kv_catch_up(kv_self *me, kv_entry *first)
 {
     kv_detect_losses(me);
     uint64_t n = kv_get(&me->head->n_keys), least = ~0ull, round;
-    uint64_t others = kv_get(&me->head->members) & ~kv_get(&me->head->newcomers) & ~kv_bit(me->rank);
+    uint64_t others = kv_get(&me->head->members) & ~kv_get(&me->head->newcomers) & ~kv_rank_bit(me->rank);
     for (uint64_t i = 0; i < n; i++) {
         kv_entry *e = kv_entry_at(me, i);
-        if (e != first && kv_get(&kv_parts(me, e)[me->rank].first) == KV_NEVER)
+        if (e != first && kv_get(&kv_key_parts(me, e)[me->rank].first) == KV_NEVER)
             kv_rejoin_key(me, e);
     }
-    if (kv_get(&kv_parts(me, first)[me->rank].first) == KV_NEVER) /* after the keys that the other workers push into
+    if (kv_get(&kv_key_parts(me, first)[me->rank].first) == KV_NEVER) /* after the keys that the other workers push into
                                                                    * later */
         kv_rejoin_key(me, first);
-    round = kv_get(&kv_parts(me, first)[me->rank].first);
+    round = kv_get(&kv_key_parts(me, first)[me->rank].first);
     for (uint64_t i = 0; i < n && !kv_have_others_arrived(me, first, round); i++) {
         kv_entry *e = kv_entry_at(me, i);
-        kv_part *mine = &kv_parts(me, e)[me->rank];
+        kv_part *mine = &kv_key_parts(me, e)[me->rank];
         uint64_t next = kv_get(&mine->first);
         if (e == first || !kv_have_others_arrived(me, e, next) || kv_have_others_arrived(me, first, round))
             continue;
@@ -291,7 +291,7 @@ static int kv_catch_up(kv_self *me, kv_entry *first)
     }
     if (!kv_have_others_arrived(me, first, round))
         return 0;
-    kv_clear_bits(&me->head->newcomers, kv_bit(me->rank));
+    kv_clear_bits(&me->head->newcomers, kv_rank_bit(me->rank));
     return 1;
 }
 
@@ -321,10 +321,10 @@ static int kv_rejoin(kv_self *me)
     }
     kv_put(&me->worker->barriers, barriers);
     /* This is set first: if the death is not yet recorded, another restarted worker would find it in some keys only. */
-    kv_set_bits(&me->head->newcomers, kv_bit(me->rank));
+    kv_set_bits(&me->head->newcomers, kv_rank_bit(me->rank));
     for (uint64_t i = 0; i < n; i++)
-        kv_put(&kv_parts(me, kv_entry_at(me, i))[me->rank].first, KV_NEVER);
-    return kv_enlist(me);
+        kv_put(&kv_key_parts(me, kv_entry_at(me, i))[me->rank].first, KV_NEVER);
+    return kv_make_member(me);
 }
 
 typedef struct {
@@ -381,7 +381,7 @@ static int kv_all_registered(void *context)
 {
     kv_self *me = (kv_self *)context;
     for (int w = 0; w < me->size; w++)
-        if (kv_state(me, w) == KV_ABSENT || kv_state(me, w) == KV_COMING)
+        if (kv_worker_state(me, w) == KV_ABSENT || kv_worker_state(me, w) == KV_COMING)
             return 0;
     return 1;
 }
@@ -389,7 +389,7 @@ static int kv_all_registered(void *context)
 /* Set the state of a worker that leaves, when no other thread of this process is at work: another worker would
  * complete what that thread is changing. The other thread may be in an updater of the user for a long time, so this
  * blocks for KV_GOES_AFTER at most. 0: this worker is fenced, and nothing has changed. */
-static int kv_leave_when_idle(kv_self *me, enum kv_state state)
+static int kv_leave_when_idle(kv_self *me, enum kv_worker_state state)
 {
     const struct timespec nap = {0, KV_MILLISECOND / 5};
     uint64_t end = kv_now_ns() + KV_GOES_AFTER * KV_MILLISECOND, now;
@@ -404,7 +404,7 @@ static int kv_leave_when_idle(kv_self *me, enum kv_state state)
 
 /* Leave, declare this worker lost, or stop taking part in rounds (KV_JOINED); the other workers continue without it.
  * Blocks as `kv_leave_when_idle` does, but for KV_JOINED. Does nothing if this worker is fenced. */
-static void kv_deregister(kv_self *me, enum kv_state state)
+static void kv_deregister(kv_self *me, enum kv_worker_state state)
 {
     if (state == KV_JOINED)
         kv_put(&me->worker->joined, me->incarnation);
@@ -444,7 +444,7 @@ static int kv_retire(kv_self *me)
     int outcome = kv_lock_region(me);
     if (outcome != KV_READY)
         return outcome;
-    int was = kv_state(me, me->rank) == KV_ALIVE && kv_set_state(me, KV_JOINED);
+    int was = kv_worker_state(me, me->rank) == KV_ALIVE && kv_set_state(me, KV_JOINED);
     kv_record_departed(me);
     me->is_last = was && !kv_get(&me->head->members);
     kv_unlock_region(me);

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ....errors import ConfigError, KVStoreError, PeerLostError, ProtocolError, TimeoutError
 from ....settings.definitions import DEFAULTS
-from ....settings.launchers import Placement, detect
+from ....settings.launchers import WorkerPlacement, detect_placement
 from ....settings.options import StoreConfig
 from ....source_tree import package_version
 from ....waiting import WaitClock
@@ -42,7 +42,7 @@ class RegionPlace(NamedTuple):
 
 def launched_place(config: StoreConfig) -> RegionPlace:
     """Return the place that the launcher has given to this process, for its next store of the group."""
-    placement = detect()
+    placement = detect_placement()
     _check_size(placement)
     job = (
         placement.job if placement.size > 1 else f"{os.getpid()} {secrets.token_hex(16)}"
@@ -83,7 +83,7 @@ class JobRegistration:
                         f"rank {self.rank} of this job is taken by another living process; give each process "
                         "its own rank, and each job its own KVSTORE_JOB"
                     )
-                self._register(clock)
+                self._register_rank(clock)
             except BaseException:
                 self.leave(lost=False)
                 raise
@@ -101,7 +101,7 @@ class JobRegistration:
         self._rendezvous.close()
         self.job.note_fork()
 
-    def _check(self) -> None:
+    def _check_wait(self) -> None:
         """Raise an error if the wait for other workers must end."""
         self._others.check()
         self._failures.check()
@@ -113,41 +113,41 @@ class JobRegistration:
         """
         try:
             self._rendezvous.check()
-            self.job = self._enter(config)
+            self.job = self._map_and_register(config)
             self._others.check_begun(self.job.workers_have_met())
             return self._rendezvous.listen()
         except TimeoutError:  # the other workers have their own deadline
             raise
         except Exception as error:
-            self._failures.tell(error)
+            self._failures.send_cause(error)
             raise
 
-    def _enter(self, config: StoreConfig) -> shm.Job:
-        fd = self._rendezvous.look(range(self.size))
-        if fd is None and not self._founds():
-            fd = self._rendezvous.wait(config.timeout, self._founds)
+    def _map_and_register(self, config: StoreConfig) -> shm.Job:
+        fd = self._rendezvous.find_region(range(self.size))
+        if fd is None and not self._creates_region():
+            fd = self._rendezvous.wait(config.timeout, self._creates_region)
         creates = fd is None
         if fd is None:
             fd = self._rendezvous.create()
-            _reserve(fd, _FIRST_BYTES)
+            _reserve_space(fd, _FIRST_BYTES)
         log.debug(
             "worker %d %s the region %s", self.rank, "made" if creates else "found", self._rendezvous.name
         )
         try:
-            job = self._job(fd, creates, config)
+            job = self._make_job(fd, creates, config)
             _check_region(job, self.rank, self.size, config)
         except BaseException:
             os.close(fd)
             raise
         return job
 
-    def _job(self, fd: int, creates: bool, config: StoreConfig) -> shm.Job:
+    def _make_job(self, fd: int, creates: bool, config: StoreConfig) -> shm.Job:
         here, there = package_version(), self._rendezvous.version
         differ = f"worker {self.rank} has kvstore {here}, and the process that made the region {there}"
         try:
             job = shm.Job(
-                fd, self.rank, self.size, _window(), _FIRST_BYTES, creates, config.on_peer_loss == "continue",
-                config.spin, self._others.dead_after, config.timeout,
+                fd, self.rank, self.size, _address_window(), _FIRST_BYTES, creates,
+                config.on_peer_loss == "continue", config.spin, self._others.dead_after, config.timeout,
             )  # fmt: skip
         except ValueError as error:  # another layout
             raise ProtocolError(
@@ -157,7 +157,7 @@ class JobRegistration:
             log.warning("%s: install one version in all processes of the job", differ)
         return job
 
-    def _register(self, clock: WaitClock) -> None:
+    def _register_rank(self, clock: WaitClock) -> None:
         job = self.job
         if job.rank_was_used() and not job.continues_after_loss:
             raise PeerLostError(
@@ -172,15 +172,15 @@ class JobRegistration:
             job.rejoin()
             return
         job.become_member()
-        self._await(self._all_there, lambda: [w for w in range(self.size) if job.state(w) == 0], clock)
+        self._wait_for(self._all_there, lambda: [w for w in range(self.size) if job.state(w) == 0], clock)
         job.probe()
         number = job.arrive_at_barrier()
-        self._await(lambda: job.wait_at_barrier(number), lambda: job.missing_at_barrier(number), clock)
+        self._wait_for(lambda: job.wait_at_barrier(number), lambda: job.missing_at_barrier(number), clock)
         log.debug("all workers are here: %s", ", ".join(f"{w} (process {job.pid(w)})" for w in job.members()))
 
-    def _founds(self) -> bool:
+    def _creates_region(self) -> bool:
         """Return whether this process creates the region, as the lowest rank that is not lost."""
-        self._check()
+        self._check_wait()
         return self.rank == min(set(range(self.size)) - self._others.lost(), default=0)
 
     def _all_there(self) -> int:
@@ -189,10 +189,10 @@ class JobRegistration:
             return shm.READY
         return self.job.wait_for_all()
 
-    def _await(self, step: Callable[[], int], missing: Callable[[], list[int]], clock: WaitClock) -> None:
+    def _wait_for(self, step: Callable[[], int], missing: Callable[[], list[int]], clock: WaitClock) -> None:
         while True:
             clock.read()
-            self._check()
+            self._check_wait()
             if (outcome := step()) == shm.READY:
                 return
             if outcome != shm.TICK and self.job.lost():
@@ -200,7 +200,7 @@ class JobRegistration:
                     f"worker {self.job.lost()[0]} of {self.size} died while the job was starting; "
                     "look at its error"
                 )
-            if clock.over:
+            if clock.is_over:
                 names = ", ".join(map(str, missing()))
                 raise TimeoutError(
                     f"worker {self.rank} of {self.size} waited {self._timeout:g} s for workers {names} to "
@@ -208,7 +208,7 @@ class JobRegistration:
                 )
 
 
-def _check_size(placement: Placement) -> None:
+def _check_size(placement: WorkerPlacement) -> None:
     if placement.size > shm.MAX_WORKERS:
         raise ConfigError(
             f"a shared store has at most {shm.MAX_WORKERS} workers, this job has {placement.size}"
@@ -232,7 +232,7 @@ def _check_region(job: shm.Job, rank: int, size: int, config: StoreConfig) -> No
         )
 
 
-def _reserve(fd: int, nbytes: int) -> None:
+def _reserve_space(fd: int, nbytes: int) -> None:
     try:
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
@@ -240,7 +240,7 @@ def _reserve(fd: int, nbytes: int) -> None:
         raise MemoryError(f"no memory for a shared region of {nbytes} bytes: {error}") from error
 
 
-def _window() -> int:
+def _address_window() -> int:
     """Return the bytes of address space to map: the largest possible size of the region."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(_LEAST_WINDOW, 1 << (2 * physical - 1).bit_length())

@@ -24,7 +24,7 @@ from ....errors import AuthError, TimeoutError
 from ....settings.descriptors import above_standard, new_memory
 from ....source_tree import package_version
 from ....waiting import WaitClock
-from .namespaces import check_network, check_proc, check_same_namespace, unreadable
+from .namespaces import check_network, check_proc, check_same_namespace, unreadable_error
 
 log = logging.getLogger("kvstore.shared")
 
@@ -66,7 +66,7 @@ class RegionRendezvous:
         """
         for left in reversed(range(_TRIES)):
             try:
-                self._fd = self._bound()
+                self._fd = self._bound_socket()
                 return True
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
@@ -75,9 +75,9 @@ class RegionRendezvous:
                 time.sleep(_PAUSE)
         return False
 
-    def _bound(self) -> int:
+    def _bound_socket(self) -> int:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.bind(self._address(self.rank))
+            sock.bind(self._rank_address(self.rank))
             sock.listen(_BACKLOG)
             return sock.detach()
 
@@ -96,10 +96,10 @@ class RegionRendezvous:
         fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_SEAL)  # no process can shrink the memory
         return fd
 
-    def look(self, ranks: Iterable[int]) -> int | None:
+    def find_region(self, ranks: Iterable[int]) -> int | None:
         """Return the descriptor of the region, if a process with one of `ranks` has it."""
         for rank in ranks:
-            if rank != self.rank and (fd := self._of(rank)) is not None:
+            if rank != self.rank and (fd := self._descriptor_from(rank)) is not None:
                 return fd
         return None
 
@@ -115,30 +115,30 @@ class RegionRendezvous:
             if waited > look:
                 look = waited + 5 * _SOON
                 check_network(self._memory)
-            if (fd := self.look(range(self.size))) is not None:
+            if (fd := self.find_region(range(self.size))) is not None:
                 return fd
             if founds():
                 return None
-            if clock.over:
+            if clock.is_over:
                 raise TimeoutError(
                     f"worker {self.rank} of {self.size} waited {waited:.0f} s for worker 0 of its job to "
                     "create its store; did it start, with the same KVSTORE_JOB, and create as many stores? "
                     f"{_APART}"
                 )
-            if clock.tells():
+            if clock.notice_due():
                 log.warning("worker %d waits for worker 0 to create its store. %s", self.rank, _APART)
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
 
-    def _address(self, rank: int) -> bytes:
+    def _rank_address(self, rank: int) -> bytes:
         return f"\0kvstore/{self.name}/{rank}".encode()
 
-    def _of(self, rank: int) -> int | None:
+    def _descriptor_from(self, rank: int) -> int | None:
         """Return the descriptor of the region from the process that listens as `rank`."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(1.0)
             try:
-                sock.connect(self._address(rank))
+                sock.connect(self._rank_address(rank))
             except OSError:
                 return None
             credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -152,7 +152,7 @@ class RegionRendezvous:
         try:
             return self._memory_of(pid)
         except PermissionError as error:
-            raise unreadable(pid, rank) from error
+            raise unreadable_error(pid, rank) from error
 
     def _memory_of(self, pid: int) -> int | None:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):

@@ -33,7 +33,7 @@
 
 /* Complete the round of a phase, OPENING or OPEN; `current` is the value in use from now on. Wakes waiting workers.
  * 0: the phase has changed, and nothing else has: another worker has completed the round or replaced the opener. */
-static int kv_close(kv_self *me, kv_entry *e, uint64_t phase, uint64_t current)
+static int kv_end_round(kv_self *me, kv_entry *e, uint64_t phase, uint64_t current)
 {
     uint64_t version = kv_version_of(phase) + (current != kv_current_of(phase));
     kv_check_guards(me, e);
@@ -100,7 +100,7 @@ static uint64_t kv_open_for_write(kv_self *me, kv_entry *e, uint64_t phase)
 
 /* Return the count of the optimizer's updates of the key. Updates of the round in progress do not count before it is
  * complete. */
-static _Atomic uint64_t *kv_updates(kv_entry *e)
+static _Atomic uint64_t *kv_update_count(kv_entry *e)
 {
     return &e->updates[kv_complete_round(kv_get(&e->phase)) & 1];
 }
@@ -136,7 +136,7 @@ static void kv_release_opened(kv_self *me, kv_entry *e, uint64_t phase)
 /* Whether a worker of `mask` has pushed a source of this kind into the round. */
 static int kv_has_kind(kv_self *me, const kv_entry *e, uint64_t round, uint64_t mask, enum kv_kind kind)
 {
-    const kv_part *part = kv_parts(me, e);
+    const kv_part *part = kv_key_parts(me, e);
     for (int w = 0; w < me->size; w++)
         if (mask >> w & 1 && kv_kind_of(&part[w], (int)(round & 1)) == kind)
             return 1;
@@ -192,8 +192,8 @@ static void kv_undo(kv_self *me, kv_entry *e, uint64_t round)
 
 /* Prepare the work of a round that this worker has opened, also in place of a dead opener. Blocks for the sum of a
  * small key, and as `kv_allocate` does. KV_PLAN: Python code carries out the round, and then calls kv_publish_work or
- * kv_close. On failure the key is released. */
-static int kv_prepare(kv_self *me, kv_call *call, uint64_t phase)
+ * kv_end_round. On failure the key is released. */
+static int kv_prepare_work(kv_self *me, kv_call *call, uint64_t phase)
 {
     kv_entry *e = call->entry;
     kv_undo(me, e, kv_round_of(phase));
@@ -201,7 +201,7 @@ static int kv_prepare(kv_self *me, kv_call *call, uint64_t phase)
         kv_release_key(me, e, phase, 0);
         return KV_READY;
     }
-    if (!kv_sums(me, e) || kv_needs_python(me, e, kv_round_of(phase), e->mask)) {
+    if (!kv_replaces_by_sum(me, e) || kv_needs_python(me, e, kv_round_of(phase), e->mask)) {
         kv_put(&e->planned, phase);
         return KV_PLAN;
     }
@@ -219,9 +219,9 @@ static int kv_prepare(kv_self *me, kv_call *call, uint64_t phase)
     int summed = kv_sum_chunk(me, call, kv_round_of(phase), e->mask, current, 0, (ptrdiff_t)e->n);
     if (summed != KV_READY)
         kv_fail(e, kv_round_of(phase));
-    else if (kv_delivers(call) && kv_round_of(phase) == call->round)
+    else if (kv_writes_outs(call) && kv_round_of(phase) == call->round)
         call->delivered[0] = 1;
-    kv_close(me, e, phase, summed == KV_READY ? 1 - current : current);
+    kv_end_round(me, e, phase, summed == KV_READY ? 1 - current : current);
     return KV_READY;
 }
 
@@ -235,7 +235,7 @@ static int kv_is_planned(kv_self *me, const kv_entry *e, uint64_t phase)
 /* Whether this process can open rounds of the key: it can carry out the current mode, or the round is only summed. */
 static int kv_knows_mode(const kv_self *me, const kv_entry *e)
 {
-    return kv_sums(me, e) || me->mode == kv_get(&me->head->mode);
+    return kv_replaces_by_sum(me, e) || me->mode == kv_get(&me->head->mode);
 }
 
 typedef struct {
@@ -245,7 +245,7 @@ typedef struct {
 } kv_watch;
 
 /* A condition: the key has changed since it was in the phase of the watch, or this worker can do something for it. */
-static int kv_changed(void *context)
+static int kv_key_changed(void *context)
 {
     const kv_watch *watch = (const kv_watch *)context;
     const kv_entry *e = watch->entry;
@@ -258,10 +258,10 @@ static int kv_changed(void *context)
 }
 
 /* Return the worker that an open round waits for: the owner of a chunk that is not complete. */
-static int kv_slowest(kv_self *me, const kv_entry *e, uint64_t round)
+static int kv_awaited_worker(kv_self *me, const kv_entry *e, uint64_t round)
 {
     for (uint64_t c = 0; c < e->chunks; c++) {
-        uint64_t word = kv_get(&kv_map(me, e)[c]);
+        uint64_t word = kv_get(&kv_chunk_words(me, e)[c]);
         if (word >> 16 == round && (word & 0xff) == KV_CLAIMED)
             return (int)(word >> 8 & 0xff);
     }
@@ -277,7 +277,7 @@ static kv_about kv_about_watch(const void *context)
     if (kv_step_of(watch->phase) == KV_CLOSED)
         whom = kv_first_missing(watch->me, e, round, &in);
     else if (kv_step_of(watch->phase) == KV_OPEN)
-        whom = kv_slowest(watch->me, e, round);
+        whom = kv_awaited_worker(watch->me, e, round);
     return (kv_about){e->number, round, e->nbytes, whom, watch->me->store};
 }
 
@@ -299,12 +299,12 @@ static int kv_outcome_of_refusal(kv_self *me)
     return kv_is_fenced(me, kv_get(&me->worker->state)) ? KV_FENCED : KV_READY;
 }
 
-static int kv_open(kv_self *me, kv_call *call, uint64_t phase)
+static int kv_open_round(kv_self *me, kv_call *call, uint64_t phase)
 {
     uint64_t opening = kv_open_for_write(me, call->entry, phase);
     if (!opening)
         return kv_outcome_of_refusal(me);
-    int outcome = kv_prepare(me, call, opening);
+    int outcome = kv_prepare_work(me, call, opening);
     if (outcome != KV_PLAN) /* else Python code is at work */
         kv_end_work(me);
     return outcome;
@@ -320,9 +320,9 @@ static int kv_complete_open_round(kv_self *me, kv_call *call, uint64_t phase)
         return KV_FENCED;
     kv_process_chunks(me, call, phase);
     if (!kv_all_done(me, e, round) && kv_get(&me->head->lost))
-        outcome = kv_recover(me, call, phase);
+        outcome = kv_recover_chunks(me, call, phase);
     if (outcome == KV_READY && kv_all_done(me, e, round))
-        kv_close(me, e, phase, e->rule < 0 && !kv_has_failed(e, round) ? 1 - current : current);
+        kv_end_round(me, e, phase, e->rule < 0 && !kv_has_failed(e, round) ? 1 - current : current);
     kv_end_work(me);
     return outcome;
 }
@@ -345,7 +345,7 @@ static int kv_bring_forward(kv_self *me, kv_call *call, int patient)
         if (kv_step_of(phase) == KV_OPEN)
             outcome = kv_complete_open_round(me, call, phase);
         else if (kv_may_open(me, e, phase))
-            outcome = kv_open(me, call, phase);
+            outcome = kv_open_round(me, call, phase);
         else if (kv_is_planned(me, e, phase))
             outcome = KV_PLAN;
         if (outcome != KV_READY)
@@ -354,7 +354,7 @@ static int kv_bring_forward(kv_self *me, kv_call *call, int patient)
             continue;
         if (!patient)
             return KV_TICK;
-        outcome = kv_await(me, kv_changed, kv_about_watch, &watch, 1);
+        outcome = kv_wait_recorded(me, kv_key_changed, kv_about_watch, &watch, 1);
         /* The remaining workers can complete an open round, and do so within the caller's deadline. */
         if (outcome == KV_PEER_LOST && kv_step_of(phase) == KV_OPEN)
             return KV_TICK;
@@ -388,7 +388,7 @@ static int kv_hold_key(kv_self *me, kv_entry *e, int writes)
     } else if (kv_is_planned(me, e, phase))
         outcome = KV_PLAN;
     else
-        outcome = kv_await(me, kv_changed, kv_about_watch, &watch, 1);
+        outcome = kv_wait_recorded(me, kv_key_changed, kv_about_watch, &watch, 1);
     return outcome == KV_READY ? KV_TICK : outcome;
 }
 
@@ -424,7 +424,7 @@ static int kv_store_sum(kv_self *me, kv_entry *e, uint64_t round, uint64_t in, c
         return 0;
     e->mask = in;
     memcpy(kv_at(me, e->value[1 - kv_current_of(phase)]), sum, e->nbytes);
-    kv_close(me, e, opening, 1 - kv_current_of(phase));
+    kv_end_round(me, e, opening, 1 - kv_current_of(phase));
     kv_end_work(me);
     return 1;
 }
@@ -437,17 +437,17 @@ static int kv_sum_small(kv_self *me, kv_call *call, int patient)
 {
     kv_entry *e = call->entry;
     kv_arrivals a = {me, e, call->round, 0, kv_get(&me->head->epoch)};
-    int outcome = kv_await(me, kv_have_arrived, kv_about_arrivals, &a, patient);
+    int outcome = kv_wait_recorded(me, kv_have_arrived, kv_about_arrivals, &a, patient);
     if (outcome != KV_READY)
         return outcome;
-    if (!a.in || !kv_sums(me, e) || !call->n_outs || kv_needs_python(me, e, call->round, a.in))
+    if (!a.in || !kv_replaces_by_sum(me, e) || !call->n_outs || kv_needs_python(me, e, call->round, a.in))
         return kv_bring_forward(me, call, patient);
     /* Another worker may have completed the round as an update, and the mode may have changed back to sums. */
     if (kv_get(&me->head->mode) && kv_complete_round(kv_get(&e->phase)) >= call->round)
         return kv_bring_forward(me, call, patient);
     kv_sources s;
     kv_enter_round(me, KV_SUMMING, e->number, call->round, e->nbytes);
-    if (kv_gather(me, call, call->round, a.in, &s) != KV_READY)
+    if (kv_collect_sources(me, call, call->round, a.in, &s) != KV_READY)
         return kv_bring_forward(me, call, patient);
     kv_sum_here(me, call, NULL, s.src, s.coded, s.k, call->outs, call->n_outs, 0, (ptrdiff_t)e->n);
     if (!kv_are_sources_intact(me, e, call->round, a.in))
@@ -461,7 +461,7 @@ static int kv_sum_small(kv_self *me, kv_call *call, int patient)
 /* Return the last round that this worker has pushed into; 0: none. */
 static uint64_t kv_pushed_round(kv_self *me, const kv_entry *e)
 {
-    const kv_part *part = &kv_parts(me, e)[me->rank];
+    const kv_part *part = &kv_key_parts(me, e)[me->rank];
     uint64_t arrived = kv_get(&part->arrived);
     return arrived >= kv_get(&part->first) ? arrived : 0;
 }
@@ -470,7 +470,7 @@ static uint64_t kv_pushed_round(kv_self *me, const kv_entry *e)
  * the reported rounds, at the same places as `failed`. 0: there is none. */
 static uint64_t kv_first_unreported(kv_self *me, const kv_entry *e, const uint64_t *reported, uint64_t round)
 {
-    uint64_t found = 0, first = kv_get(&kv_parts(me, e)[me->rank].first);
+    uint64_t found = 0, first = kv_get(&kv_key_parts(me, e)[me->rank].first);
     for (int i = 0; i < KV_FAILURES; i++) {
         uint64_t failed = kv_get(&e->failed[i]);
         if (failed > reported[i] && failed >= first && failed <= round && (!found || failed < found))
@@ -515,7 +515,7 @@ static int kv_is_idle(kv_self *me, const kv_entry *e)
 static int kv_restore_round(kv_self *me, kv_entry *e, uint64_t round)
 {
     uint64_t phase = kv_get(&e->phase), current = kv_current_of(phase);
-    if (kv_step_of(phase) != KV_CLOSED || !kv_sums(me, e) || kv_get(&e->gpu_table) || kv_get(&e->of[1 - current]) != round)
+    if (kv_step_of(phase) != KV_CLOSED || !kv_replaces_by_sum(me, e) || kv_get(&e->gpu_table) || kv_get(&e->of[1 - current]) != round)
         return 0;
     uint64_t version = kv_version_of(phase) + 1;
     return kv_swap(&e->phase, phase, kv_phase_word(kv_round_of(phase), kv_opener_of(phase), version, KV_CLOSED));
@@ -532,8 +532,8 @@ static uint64_t kv_unreported_leavers(kv_self *me)
     kv_note_losses(me);
     for (int w = 0; w < me->size; w++) {
         const kv_worker *peer = &me->head->worker[w];
-        if (kv_state(me, w) == KV_LEFT && kv_get(&peer->joined) != kv_get(&peer->incarnation))
-            me->left |= kv_bit(w);
+        if (kv_worker_state(me, w) == KV_LEFT && kv_get(&peer->joined) != kv_get(&peer->incarnation))
+            me->left |= kv_rank_bit(w);
     }
     me->left_reported &= me->left;
     return me->left & ~me->left_reported;
@@ -542,12 +542,12 @@ static uint64_t kv_unreported_leavers(kv_self *me)
 /* Return those of the workers above that have pushed into the key, and are not in the complete round. */
 static uint64_t kv_left_out(kv_self *me, const kv_entry *e, uint64_t round)
 {
-    const kv_part *part = kv_parts(me, e);
+    const kv_part *part = kv_key_parts(me, e);
     uint64_t out = kv_unreported_leavers(me);
     for (int w = 0; out && w < me->size; w++) {
         uint64_t even = kv_get(&part[w].pushed[0]), odd = kv_get(&part[w].pushed[1]), last = even > odd ? even : odd;
         if (!last || last >= round)
-            out &= ~kv_bit(w);
+            out &= ~kv_rank_bit(w);
     }
     return out;
 }
@@ -556,7 +556,7 @@ static uint64_t kv_left_out(kv_self *me, const kv_entry *e, uint64_t round)
  * must be complete. Blocks, and returns outcomes, as `kv_bring_forward` does. */
 static int kv_wait_for_free_slot(kv_self *me, kv_entry *e)
 {
-    uint64_t arrived = kv_get(&kv_parts(me, e)[me->rank].arrived);
+    uint64_t arrived = kv_get(&kv_key_parts(me, e)[me->rank].arrived);
     if (arrived < 2 || kv_complete_round(kv_get(&e->phase)) + 1 >= arrived)
         return KV_READY;
     kv_call call = {.entry = e, .round = arrived - 1};

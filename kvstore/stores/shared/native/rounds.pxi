@@ -206,7 +206,7 @@ def can_arrive(Job job, list handles):
         return False
     for handle in handles:
         h = <Handle?>handle
-        part = &kv_parts(me, h.e)[me.rank]
+        part = &kv_key_parts(me, h.e)[me.rank]
         arrived = kv_get(&part.arrived)
         if not part.slot[arrived + 1 & 1] or kv_complete_round(kv_get(&h.e.phase)) + 1 < arrived:
             return False
@@ -242,7 +242,7 @@ def is_clear(Job job, list keys):
         if known is None:
             continue
         h = known
-        arrived = kv_get(&kv_parts(job.me, h.e)[job.me.rank].arrived)
+        arrived = kv_get(&kv_key_parts(job.me, h.e)[job.me.rank].arrived)
         if arrived >= 2 and kv_complete_round(kv_get(&h.e.phase)) + 1 < arrived:
             return False
     return True
@@ -273,7 +273,7 @@ def end_call(Job job):
 def slot(Handle handle):
     """Return the slot of this worker's next push of the key, as an array; the caller writes to it at once."""
     cdef kv_self *me = handle.job.me
-    cdef kv_part *part = &kv_parts(me, handle.e)[me.rank]
+    cdef kv_part *part = &kv_key_parts(me, handle.e)[me.rank]
     kv_announce_overwrite(me, handle.e)
     return handle.job.array(slot_of(handle, part), handle.shape, handle.dtype, None)
 
@@ -288,7 +288,7 @@ cdef uint64_t slot_of(Handle handle, kv_part *part) except 0:
 def arrive_with_slot(Handle handle, float divisor=1):
     """Push the slot. With a `divisor`, here and below, the sum divides the float32 numbers by it."""
     cdef kv_self *me = handle.job.me
-    kv_arrive_divided(me, handle.e, KV_SLOT, divisor, slot_of(handle, &kv_parts(me, handle.e)[me.rank]))
+    kv_arrive_divided(me, handle.e, KV_SLOT, divisor, slot_of(handle, &kv_key_parts(me, handle.e)[me.rank]))
 
 
 def arrive_with_copy(Handle handle, cnp.ndarray value, float divisor=1):
@@ -299,7 +299,7 @@ def arrive_with_copy(Handle handle, cnp.ndarray value, float divisor=1):
 
 cdef uint64_t slot_with_copy(Handle handle, cnp.ndarray value) except 0:
     cdef kv_self *me = handle.job.me
-    cdef uint64_t slot = slot_of(handle, &kv_parts(me, handle.e)[me.rank])
+    cdef uint64_t slot = slot_of(handle, &kv_key_parts(me, handle.e)[me.rank])
     kv_enter_round(me, KV_MOVING, handle.e.number, pushed_round(handle) + 1, handle.e.nbytes)
     kv_announce_overwrite(me, handle.e)
     memcpy(me.base + slot, cnp.PyArray_DATA(value), handle.e.nbytes)
@@ -315,7 +315,7 @@ def packing_slot(Handle handle, int code):
 def arrive_packed(Handle handle, int code, double threshold):
     """Push the packed numbers in the slot."""
     cdef kv_self *me = handle.job.me
-    kv_arrive_packed(me, handle.e, code, <float>threshold, slot_of(handle, &kv_parts(me, handle.e)[me.rank]))
+    kv_arrive_packed(me, handle.e, code, <float>threshold, slot_of(handle, &kv_key_parts(me, handle.e)[me.rank]))
 
 
 def arrive_in_region(Handle handle, uint64_t offset, bint in_place, float divisor=1):
@@ -342,7 +342,7 @@ def arrive_on_gpu(Handle handle):
 def opened_on_gpu(Handle handle):
     """Return the ranks with a part of the opened round on a GPU, and all ranks in the round."""
     cdef uint64_t round = kv_round_of(kv_get(&handle.e.phase))
-    cdef kv_part *part = kv_parts(handle.job.me, handle.e)
+    cdef kv_part *part = kv_key_parts(handle.job.me, handle.e)
     if not kv_has_on_gpu(handle.job.me, handle.e, round, handle.e.mask):
         return [], []
     ranks = [w for w in range(handle.job.me.size) if handle.e.mask >> w & 1]
@@ -365,7 +365,7 @@ def opened_sources(Handle handle):
 
 
 cdef list sources_of(Handle handle, uint64_t round, uint64_t mask):
-    cdef kv_part *part = kv_parts(handle.job.me, handle.e)
+    cdef kv_part *part = kv_key_parts(handle.job.me, handle.e)
     cdef int w, parity = round & 1
     found = []
     for w in range(handle.job.me.size):
@@ -414,11 +414,11 @@ def quick_pushpull(Job job, key, value, out):
     cdef char *target[1]
     cdef unsigned char delivered = 0
     cdef int outcome
-    if h.e.nbytes > KV_SMALL_KEY or h.e.sparse or not kv_sums(me, h.e):
+    if h.e.nbytes > KV_SMALL_KEY or h.e.sparse or not kv_replaces_by_sum(me, h.e):
         return None
     if not fits(value, h.like, out is None) or not (out is None or fits(out, h.like, True)):
         return None
-    part = &kv_parts(me, h.e)[me.rank]
+    part = &kv_key_parts(me, h.e)[me.rank]
     if kv_check_membership(me) != KV_READY or kv_complete_round(kv_get(&h.e.phase)) + 1 < kv_get(&part.arrived):
         return None
     if not part.slot[kv_get(&part.arrived) + 1 & 1]:
@@ -463,7 +463,7 @@ def quick_call(Handle h, cnp.ndarray like, value, out):
     if not (value is None or fits(value, like, False)) or not (out is None or fits(out, like, True)):
         return None
     if value is not None:
-        part = &kv_parts(me, h.e)[me.rank]
+        part = &kv_key_parts(me, h.e)[me.rank]
         if kv_complete_round(kv_get(&h.e.phase)) + 1 < kv_get(&part.arrived):
             return None
         if not part.slot[kv_get(&part.arrived) + 1 & 1]:
@@ -529,7 +529,7 @@ def close_opened(Handle handle, bint other, updates=None):
         return
     if updates is not None:
         kv_put(kv_next_updates(handle.e), updates)
-    kv_close(handle.job.me, handle.e, handle.held, 1 - current if other else current)
+    kv_end_round(handle.job.me, handle.e, handle.held, 1 - current if other else current)
 
 
 cdef class OpenedWork:
@@ -562,7 +562,7 @@ def close_if_opener(Handle handle, uint64_t round, bint other):
     cdef uint64_t phase = kv_get(&handle.e.phase), current = kv_current_of(phase)
     if not kv_is_opener(handle.job.me, phase, round):
         return False
-    return bool(kv_close(handle.job.me, handle.e, phase, 1 - current if other else current))
+    return bool(kv_end_round(handle.job.me, handle.e, phase, 1 - current if other else current))
 
 
 # ------------------------------------------------------------------------------------------- the job's settings
@@ -613,12 +613,12 @@ def begin_counts(Job job, uint64_t epoch, uint64_t begin, uint64_t time):
 
 def note_stamp(Handle handle, uint64_t round, uint64_t stamp):
     """Record the stamp of this worker's push into a round, before it arrives there."""
-    kv_parts(handle.job.me, handle.e)[handle.job.me.rank].stamp[round & 1] = stamp
+    kv_key_parts(handle.job.me, handle.e)[handle.job.me.rank].stamp[round & 1] = stamp
 
 
 def stamp(Handle handle, uint64_t round, uint64_t mask):
     """Return the highest stamp of a round's pushes by the workers in `mask`."""
-    cdef kv_part *part = kv_parts(handle.job.me, handle.e)
+    cdef kv_part *part = kv_key_parts(handle.job.me, handle.e)
     cdef uint64_t found = 0
     cdef int w
     for w in range(handle.job.me.size):

@@ -27,9 +27,9 @@ class StartFailures:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             with contextlib.suppress(OSError):  # another process has this rank: `listen` refuses it here
-                self._socket.bind(self._address(rank))
+                self._socket.bind(self._rank_address(rank))
 
-    def tell(self, error: Exception) -> None:
+    def send_cause(self, error: Exception) -> None:
         """Send the cause for which this worker cannot take part to the workers that have begun to start."""
         if self._told:
             return
@@ -37,11 +37,11 @@ class StartFailures:
         for rank in range(self._size):
             if self._socket is not None and rank != self._rank:
                 with contextlib.suppress(OSError):  # it has not started, or does not listen any more
-                    self._socket.sendto(text, self._address(rank))
+                    self._socket.sendto(text, self._rank_address(rank))
 
     def check(self) -> None:
         """Raise KVStoreError if a worker has sent the cause of its failure."""
-        if (text := self._received()) is not None:
+        if (text := self._receive_text()) is not None:
             self._told = True
             rank, _, why = text.partition(" ")
             raise KVStoreError(f"worker {rank} of {self._size} cannot take part in this store: {why}")
@@ -52,10 +52,10 @@ class StartFailures:
             self._socket.close()
             self._socket = None
 
-    def _address(self, rank: int) -> bytes:
+    def _rank_address(self, rank: int) -> bytes:
         return f"\0kvstore/{self._name}/{rank}/start".encode()
 
-    def _received(self) -> str | None:
+    def _receive_text(self) -> str | None:
         """Return a text that a process of this user has sent."""
         while self._socket is not None:
             try:

@@ -80,10 +80,10 @@ typedef struct {
 
 /* Collect the sources of a round from the workers in `mask`, and the outputs. KV_UNREADABLE: a source is outside the
  * region. */
-static int kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t mask, kv_sources *s)
+static int kv_collect_sources(kv_self *me, const kv_call *call, uint64_t round, uint64_t mask, kv_sources *s)
 {
     const kv_entry *e = call->entry;
-    const kv_part *part = kv_parts(me, e);
+    const kv_part *part = kv_key_parts(me, e);
     int parity = (int)(round & 1), mine = round == call->round;
     s->k = s->m = s->n_remote = 0;
     s->coded = NULL;
@@ -105,7 +105,7 @@ static int kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t 
             s->coding[i].packed = 1;
         } else if (kv_kind_of(&part[w], parity) != KV_PRIVATE) {
             s->src[i] = (char *)kv_at(me, s->address[i]);
-            if (kv_in_place_now(me, &part[w], parity) && kv_sums(me, call->entry))
+            if (kv_in_place_now(me, &part[w], parity) && kv_replaces_by_sum(me, call->entry))
                 s->out[s->m++] = s->src[i];
         } else if (w == me->rank) {
             s->src[i] = (char *)(uintptr_t)s->address[i];
@@ -114,7 +114,7 @@ static int kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t 
             s->n_remote++;
         }
     }
-    if (mine && kv_delivers(call))
+    if (mine && kv_writes_outs(call))
         for (int j = 0; j < call->n_outs; j++)
             s->out[s->m++] = call->outs[j];
     return KV_READY;
@@ -152,7 +152,7 @@ static int kv_sum_chunk(kv_self *me, const kv_call *call, uint64_t round, uint64
 {
     kv_sources s;
     uint64_t to = call->entry->value[1 - current];
-    if (!kv_is_given(me, to, call->entry->nbytes) || kv_gather(me, call, round, mask, &s) != KV_READY)
+    if (!kv_is_given(me, to, call->entry->nbytes) || kv_collect_sources(me, call, round, mask, &s) != KV_READY)
         return KV_UNREADABLE;
     return kv_sum_gathered(me, call, &s, (char *)kv_at(me, to), from, end);
 }
@@ -165,7 +165,7 @@ static void kv_sum_of(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask, c
     kv_sources s;
     pthread_mutex_lock(&me->busy);
     kv_enter_round(me, KV_SUMMING, e->number, round, e->nbytes);
-    if (kv_gather(me, &call, round, mask, &s) != KV_READY)
+    if (kv_collect_sources(me, &call, round, mask, &s) != KV_READY)
         kv_fail(e, round);
     s.m = 0;
     for (ptrdiff_t at = 0, size = kv_chunk_size(e); at < (ptrdiff_t)e->n && !kv_has_failed(e, round); at += size) {
@@ -209,7 +209,7 @@ static int kv_find_homes(kv_self *me, const kv_entry *e, uint64_t current, kv_ho
     return given ? KV_READY : KV_UNREADABLE;
 }
 
-static char *kv_saved(kv_self *me, const kv_log *log, int i)
+static char *kv_saved_bytes(kv_self *me, const kv_log *log, int i)
 {
     return (char *)kv_at(me, log->scratch) + (size_t)i * KV_LOG_ELEMENTS * sizeof(double) + (size_t)(i % 4) * 1088;
 }
@@ -219,7 +219,7 @@ static void kv_save_block(kv_self *me, kv_log *log, const kv_homes *h, uint64_t 
 {
     uint64_t from = log->at;
     for (int i = 0; i < h->n; i++)
-        memcpy(kv_saved(me, log, i), h->home[i] + from * (uint64_t)h->size[i], (end - from) * (uint64_t)h->size[i]);
+        memcpy(kv_saved_bytes(me, log, i), h->home[i] + from * (uint64_t)h->size[i], (end - from) * (uint64_t)h->size[i]);
     kv_put(&log->changing, end);
     kv_fence();
 }
@@ -229,7 +229,7 @@ static void kv_restore_block(kv_self *me, const kv_log *log, const kv_homes *h)
 {
     uint64_t from = log->at, end = kv_get(&log->changing);
     for (int i = 0; i < h->n && from < end; i++)
-        memcpy(h->home[i] + from * (uint64_t)h->size[i], kv_saved(me, log, i), (end - from) * (uint64_t)h->size[i]);
+        memcpy(h->home[i] + from * (uint64_t)h->size[i], kv_saved_bytes(me, log, i), (end - from) * (uint64_t)h->size[i]);
 }
 
 /* Update elements `from` to `end` of the weights. The caller holds `me->busy` and has saved the block. */
@@ -238,7 +238,7 @@ static int kv_update_block(kv_self *me, const kv_call *call, uint64_t round, con
 {
     const kv_entry *e = call->entry;
     kv_sources s;
-    if (kv_gather(me, call, round, e->mask, &s) != KV_READY)
+    if (kv_collect_sources(me, call, round, e->mask, &s) != KV_READY)
         return KV_UNREADABLE;
     int outcome = kv_fetch_remote(me, &s, kv_itemsize[e->dtype], from, end);
     if (outcome != KV_READY)

@@ -76,7 +76,7 @@ static int kv_grow_table(kv_self *me, uint64_t log)
     return 0;
 }
 
-/* Return the next entry, empty. The caller holds the lock, and no other worker sees the entry before `kv_publish`.
+/* Return the next entry, empty. The caller holds the lock, and no other worker sees the entry before `kv_publish_entry`.
  * NULL: there is no memory, or there are too many keys; the count of keys is unchanged. */
 static kv_entry *kv_new_entry(kv_self *me)
 {
@@ -102,7 +102,7 @@ static kv_entry *kv_new_entry(kv_self *me)
 }
 
 /* Make a new entry visible, and wake workers that wait for keys. The caller holds the lock and has filled the entry. */
-static void kv_publish(kv_self *me, kv_entry *e)
+static void kv_publish_entry(kv_self *me, kv_entry *e)
 {
     uint64_t index = kv_get(&me->head->index);
     kv_put_number((_Atomic uint64_t *)kv_at(me, index & ~63ull), index & 63, e->hash, e->number);

@@ -16,7 +16,7 @@ static inline uint64_t kv_text_bytes(const kv_self *me, uint64_t offset)
 }
 
 /* Return the bytes of a text, without a terminating zero. Needs an offset for which `kv_is_text` holds. */
-static inline char *kv_text(const kv_self *me, uint64_t offset)
+static inline char *kv_text_start(const kv_self *me, uint64_t offset)
 {
     return (char *)kv_at(me, offset + sizeof(kv_text_head));
 }
@@ -41,7 +41,7 @@ static uint64_t kv_new_text(kv_self *me, const char *text, uint64_t bytes)
     uint64_t offset = kv_allocate_locked(me, kv_text_size(bytes));
     if (offset) {
         *(kv_text_head *)kv_at(me, offset) = (kv_text_head){KV_GUARD, bytes};
-        memcpy(kv_text(me, offset), text, bytes);
+        memcpy(kv_text_start(me, offset), text, bytes);
     }
     return offset;
 }

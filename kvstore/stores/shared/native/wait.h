@@ -42,15 +42,15 @@ static int kv_wait(kv_self *me, kv_condition ready, void *context)
     for (;;) {
         uint32_t seen = atomic_load(&me->worker->futex);
         atomic_fetch_add(&me->sleepers, 1);
-        kv_set_bits(&me->head->asleep, kv_bit(me->rank));
+        kv_set_bits(&me->head->asleep, kv_rank_bit(me->rank));
         kv_fence();
         int held = ready(context);
         if (!held)
             syscall(SYS_futex, &me->worker->futex, FUTEX_WAIT, seen, &nap, NULL, 0);
         if (atomic_fetch_sub(&me->sleepers, 1) == 1) { /* else another thread of this process still sleeps */
-            kv_clear_bits(&me->head->asleep, kv_bit(me->rank));
+            kv_clear_bits(&me->head->asleep, kv_rank_bit(me->rank));
             if (atomic_load(&me->sleepers)) /* a thread that has begun to sleep since */
-                kv_set_bits(&me->head->asleep, kv_bit(me->rank));
+                kv_set_bits(&me->head->asleep, kv_rank_bit(me->rank));
         }
         if (held || ready(context))
             return KV_READY;

@@ -13,7 +13,7 @@ import pace
 import pytest
 
 from kvstore.stores.collectives.mpi import local_peers
-from kvstore.stores.collectives.mpi.local_peers import Identity, LocalPeers, identity
+from kvstore.stores.collectives.mpi.local_peers import LocalPeers, ProcessIdentity, process_identity
 
 SLEEPS = "import sys, time; sys.stdout.write('here\\n'); sys.stdout.flush(); time.sleep(600)"
 #: proc(5)'s stat of a process with a name that is hard to read.
@@ -36,31 +36,33 @@ def started(pid: int) -> int:
 
 
 def test_the_living_are_there_also_if_they_stand_still(child: subprocess.Popen[bytes]) -> None:
-    peers = LocalPeers([Identity(3, child.pid, started(child.pid)), identity(5)])
-    assert peers.lost() is None
+    peers = LocalPeers([ProcessIdentity(3, child.pid, started(child.pid)), process_identity(5)])
+    assert peers.lost_rank() is None
     child.send_signal(signal.SIGSTOP)
-    assert peers.lost() is None
+    assert peers.lost_rank() is None
     peers.close()
 
 
 def test_a_killed_process_is_lost_before_and_after_it_is_waited_for(child: subprocess.Popen[bytes]) -> None:
-    peers = LocalPeers([identity(5), Identity(3, child.pid, started(child.pid))])
+    peers = LocalPeers([process_identity(5), ProcessIdentity(3, child.pid, started(child.pid))])
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert peers.lost() == 3
+    assert peers.lost_rank() == 3
     child.wait()
-    assert peers.lost() == 3
+    assert peers.lost_rank() == 3
     peers.close()
 
 
 def test_a_process_of_another_namespace_is_not_watched(child: subprocess.Popen[bytes]) -> None:
     """Its number is that of no process here, or of another process."""
     before = len(os.listdir("/proc/self/fd"))
-    peers = LocalPeers([Identity(3, child.pid, started(child.pid) + 1), Identity(4, 2**22 + 1, 1)])
+    peers = LocalPeers(
+        [ProcessIdentity(3, child.pid, started(child.pid) + 1), ProcessIdentity(4, 2**22 + 1, 1)]
+    )
     assert len(os.listdir("/proc/self/fd")) == before
     child.kill()
     child.wait()
-    assert peers.lost() is None
+    assert peers.lost_rank() is None
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def unpacked(data: bytes) -> Any:
     """Rule, counts and arrays of a state; the order of packed entries may differ."""
     if not data:
         return None
-    content = states.unpack(data)
+    content = states.unpack_states(data)
     arrays = {key: [one.tobytes() for one in arrays_of(tree)] for key, tree in content.states.items()}
     return content.rule, content.counts, content.num_update, arrays
 

@@ -110,7 +110,7 @@ def test_servers_write_the_file_that_one_process_writes(
 
 
 def assert_same_file(ours: Path, theirs: Path) -> None:
-    one, other = states.read(ours), states.read(theirs)
+    one, other = states.read_states(ours), states.read_states(theirs)
     assert (one.rule, one.num_update, one.counts) == (other.rule, other.num_update, other.counts)
     assert one.states.keys() == other.states.keys()
     for key in one.states:
@@ -235,10 +235,10 @@ def test_states_of_rows_that_are_not_there() -> None:
     shards.set_optimizer(optimizer)
     shards.push(("t", [rows(4, 2)]))
     slice = shards.entries["t"].slices[0].id
-    content = states.unpack(shards.states()[slice])
+    content = states.unpack_states(shards.states()[slice])
     ids, blank, tree = content.states["t"]  # type: ignore[misc]
     for wrong in (ids + 40, ids[:1], -ids, np.zeros_like(ids)):
-        data = states.pack({"t": (wrong, blank, tree)}, optimizer, False)
+        data = states.pack_states({"t": (wrong, blank, tree)}, optimizer, False)
         with pytest.raises(kv.StateFileError):
             shards.shards[0].put_state(slice, data)
 

@@ -13,7 +13,7 @@ import paths
 import pytest
 import zmq
 
-from kvstore.settings.keys import Keys
+from kvstore.settings.keys import JobKeys
 from kvstore.stores.parameter_server.transport.context import ZmqContext
 
 _NAMES = itertools.count()
@@ -24,7 +24,7 @@ def context() -> Iterator[Callable[..., ZmqContext]]:
     """Make contexts that are closed at the end."""
     with contextlib.ExitStack() as stack:
 
-        def make(keys: Keys | None = None, **options: object) -> ZmqContext:
+        def make(keys: JobKeys | None = None, **options: object) -> ZmqContext:
             made = ZmqContext(keys, **options)  # type: ignore[arg-type]
             stack.callback(made.close)
             return made
@@ -43,13 +43,14 @@ def unix_name() -> str:
 
 
 @pytest.fixture(scope="session")
-def job_keys() -> dict[str, Keys]:
+def job_keys() -> dict[str, JobKeys]:
     """Keys of a scheduler, a server, a worker, and of a stranger that knows the public parts."""
     pairs = {name: zmq.curve_keypair() for name in ("scheduler", "server", "worker", "stranger")}
     public = {name: pair[0] for name, pair in pairs.items()}
     allowed = tuple(public[name] for name in ("scheduler", "server", "worker"))
     return {
-        name: Keys(*pair, public["scheduler"], (public["server"],), allowed) for name, pair in pairs.items()
+        name: JobKeys(*pair, public["scheduler"], (public["server"],), allowed)
+        for name, pair in pairs.items()
     }
 
 

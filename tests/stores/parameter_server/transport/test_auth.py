@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from kvstore.errors import AuthError
-from kvstore.settings.keys import Keys
+from kvstore.settings.keys import JobKeys
 from kvstore.stores.parameter_server.transport.channel import ChannelPoller, DealerChannel, RouterChannel
 from kvstore.stores.parameter_server.transport.context import ZmqContext
 from kvstore.stores.parameter_server.transport.refusals import RefusalLog
@@ -25,7 +25,7 @@ PATIENCE = 20.0
 
 
 @pytest.fixture
-def router(context: Contexts, job_keys: dict[str, Keys], address: str) -> RouterChannel:
+def router(context: Contexts, job_keys: dict[str, JobKeys], address: str) -> RouterChannel:
     return RouterChannel(context(job_keys["scheduler"]), address)
 
 
@@ -40,7 +40,9 @@ def refused(dealer: DealerChannel) -> str:
     return str(error.value)
 
 
-def test_the_jobs_processes_talk(router: RouterChannel, context: Contexts, job_keys: dict[str, Keys]) -> None:
+def test_the_jobs_processes_talk(
+    router: RouterChannel, context: Contexts, job_keys: dict[str, JobKeys]
+) -> None:
     for name in ("worker", "server"):
         dealer = DealerChannel(context(job_keys[name]), router.address, name.encode())
         dealer.send([b"hello", bytes(1 << 20)])
@@ -52,7 +54,9 @@ def test_the_jobs_processes_talk(router: RouterChannel, context: Contexts, job_k
         assert dealer.receive(PATIENCE)
 
 
-def test_a_server_is_known_by_its_own_key(context: Contexts, job_keys: dict[str, Keys], address: str) -> None:
+def test_a_server_is_known_by_its_own_key(
+    context: Contexts, job_keys: dict[str, JobKeys], address: str
+) -> None:
     router = RouterChannel(context(job_keys["server"]), address)
     good = DealerChannel(context(job_keys["worker"]), router.address, b"worker", "server", 0)
     good.send([b"hello"])
@@ -66,7 +70,7 @@ def test_a_server_is_known_by_its_own_key(context: Contexts, job_keys: dict[str,
 
 
 def test_a_key_that_is_not_on_the_list_is_refused(
-    router: RouterChannel, context: Contexts, job_keys: dict[str, Keys], caplog: pytest.LogCaptureFixture
+    router: RouterChannel, context: Contexts, job_keys: dict[str, JobKeys], caplog: pytest.LogCaptureFixture
 ) -> None:
     text = refused(DealerChannel(context(job_keys["stranger"]), router.address, b"stranger"))
     assert f"scheduler at {router.address} refuses this process: it does not know the key" in text
@@ -97,7 +101,7 @@ def test_a_client_without_keys_is_refused(
 @pytest.mark.parametrize(("times", "lines"), [(2, 0), (3, 1)])
 def test_a_client_that_hangs_up_has_no_line_until_it_does_so_again(
     context: Contexts,
-    job_keys: dict[str, Keys],
+    job_keys: dict[str, JobKeys],
     caplog: pytest.LogCaptureFixture,
     times: int,
     lines: int,
@@ -114,7 +118,7 @@ def test_a_client_that_hangs_up_has_no_line_until_it_does_so_again(
 
 
 def test_a_client_with_keys_does_not_talk_in_the_clear(
-    context: Contexts, job_keys: dict[str, Keys], address: str
+    context: Contexts, job_keys: dict[str, JobKeys], address: str
 ) -> None:
     router = RouterChannel(context(), address)
     text = refused(DealerChannel(context(job_keys["worker"]), router.address, b"worker"))
@@ -122,13 +126,13 @@ def test_a_client_with_keys_does_not_talk_in_the_clear(
     assert router.receive(0.1) is None
 
 
-def test_a_server_without_a_key_in_the_list_is_told(context: Contexts, job_keys: dict[str, Keys]) -> None:
+def test_a_server_without_a_key_in_the_list_is_told(context: Contexts, job_keys: dict[str, JobKeys]) -> None:
     with pytest.raises(AuthError, match=r"no key of server 1 at tcp://127\.0\.0\.1:1"):
         DealerChannel(context(job_keys["worker"]), "tcp://127.0.0.1:1", b"worker", "server", 1)
 
 
 def test_a_poller_shows_the_refused(
-    router: RouterChannel, context: Contexts, job_keys: dict[str, Keys]
+    router: RouterChannel, context: Contexts, job_keys: dict[str, JobKeys]
 ) -> None:
     poller = ChannelPoller()
     dealer = DealerChannel(context(job_keys["stranger"]), router.address, b"stranger")
@@ -141,7 +145,7 @@ def test_a_poller_shows_the_refused(
 
 
 def test_refused_clients_do_not_disturb_the_others(
-    router: RouterChannel, context: Contexts, job_keys: dict[str, Keys]
+    router: RouterChannel, context: Contexts, job_keys: dict[str, JobKeys]
 ) -> None:
     strangers = [DealerChannel(context(job_keys["stranger"]), router.address, b"s%d" % n) for n in range(10)]
     worker = DealerChannel(context(job_keys["worker"]), router.address, b"worker")
@@ -154,14 +158,14 @@ def test_refused_clients_do_not_disturb_the_others(
     assert len(strangers) == 10
 
 
-def test_the_list_of_keys_counts_not_knowledge_of_the_servers_key(job_keys: dict[str, Keys]) -> None:
+def test_the_list_of_keys_counts_not_knowledge_of_the_servers_key(job_keys: dict[str, JobKeys]) -> None:
     assert job_keys["stranger"].scheduler == job_keys["scheduler"].public
     assert job_keys["stranger"].public not in job_keys["scheduler"].allowed
 
 
 def test_another_process_is_refused_in_time(
     router: RouterChannel,
-    job_keys: dict[str, Keys],
+    job_keys: dict[str, JobKeys],
     tmp_path: Path,
     start: Callable[..., subprocess.Popen[str]],
 ) -> None:
@@ -176,7 +180,7 @@ def test_another_process_is_refused_in_time(
         assert process.returncode == 0
 
 
-def test_nothing_can_be_read_on_the_way(context: Contexts, job_keys: dict[str, Keys]) -> None:
+def test_nothing_can_be_read_on_the_way(context: Contexts, job_keys: dict[str, JobKeys]) -> None:
     # A tap stands in the place of the router: the dealer's handshake reveals nothing.
     with zmq.Context() as bare, bare.socket(zmq.STREAM) as tap:
         tap.setsockopt(zmq.LINGER, 0)
@@ -224,7 +228,7 @@ def test_peers_without_end_take_no_memory_without_end(caplog: pytest.LogCaptureF
 
 
 def test_a_refusal_names_the_port_that_was_taken(
-    context: Contexts, job_keys: dict[str, Keys], caplog: pytest.LogCaptureFixture
+    context: Contexts, job_keys: dict[str, JobKeys], caplog: pytest.LogCaptureFixture
 ) -> None:
     router = RouterChannel(context(job_keys["scheduler"]), "tcp://127.0.0.1:0")
     assert not router.address.endswith(":0")

@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from kvstore.errors import ClosedError, ConfigError, KVStoreError
-from kvstore.settings.keys import Keys
+from kvstore.settings.keys import JobKeys
 from kvstore.stores.parameter_server.transport.channel import (
     ChannelPoller,
     DealerChannel,
@@ -203,7 +203,7 @@ def meets_itself(dealer: DealerChannel) -> None:
 @pytest.mark.parametrize("meets", [meets_deaths, meets_itself])
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_dealer_that_is_there_before_its_router_refuses_none(
-    context: Contexts, job_keys: dict[str, Keys], secure: bool, meets: Callable[[DealerChannel], None]
+    context: Contexts, job_keys: dict[str, JobKeys], secure: bool, meets: Callable[[DealerChannel], None]
 ) -> None:
     keys = {name: job_keys[name] if secure else None for name in ("worker", "scheduler")}
     address = f"tcp://127.0.0.1:{free_port()}"

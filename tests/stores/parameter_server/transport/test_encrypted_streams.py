@@ -12,7 +12,7 @@ import pace
 import pytest
 
 from kvstore.settings import addresses
-from kvstore.settings.keys import Keys
+from kvstore.settings.keys import JobKeys
 from kvstore.settings.roles import Roles
 from kvstore.stores.parameter_server.protocol.messages import AttachReply
 from kvstore.stores.parameter_server.transport import (
@@ -103,7 +103,7 @@ class Between:
     """Passes on what workers and a server send, and keeps it; `alter(up, at, data)` may change it."""
 
     def __init__(self, target: str, alter: Alter) -> None:
-        host, port = addresses.split(target)
+        host, port = addresses.split_address(target)
         self._target = host, port
         self._alter = alter
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -280,7 +280,7 @@ def test_what_is_said_again_opens_no_stream_and_cuts_none(job: Job) -> None:
     job.until(lambda: job.came)
     said = between.sent[0][True]
     hello, proof = said[:ENCRYPTED_HELLO_BYTES], said[ENCRYPTED_HELLO_BYTES:][:PROOF_BYTES]
-    replay = socket.create_connection(addresses.split(job.server._listener.address))
+    replay = socket.create_connection(addresses.split_address(job.server._listener.address))
     replay.settimeout(0.01)
     replay.sendall(said)
     answer = b""
@@ -371,7 +371,7 @@ def test_only_so_many_may_owe_a_proof_and_not_for_long(job: Job, monkeypatch: py
     hello = streams.ENCRYPTED_MAGIC + job.offer.token + bytes([job.offer.ciphers[0]]) + bytes(32)
     many = []
     for _ in range(6):
-        many.append(socket.create_connection(addresses.split(job.server._listener.address)))
+        many.append(socket.create_connection(addresses.split_address(job.server._listener.address)))
         many[-1].sendall(hello)
     unproven = job.server._listener._unproven
     job.until(lambda: len(unproven) == 4)
@@ -418,7 +418,7 @@ def test_offers_are_of_the_right_kind(job: Job) -> None:
 
 @pytest.mark.parametrize("found", [True, False])
 def test_sockets_with_keys_offer_encrypted_streams_or_none(
-    job_keys: dict[str, Keys], monkeypatch: pytest.MonkeyPatch, found: bool
+    job_keys: dict[str, JobKeys], monkeypatch: pytest.MonkeyPatch, found: bool
 ) -> None:
     if not found:
         monkeypatch.setattr(sockets, "available_ciphers", lambda: ())
@@ -439,7 +439,7 @@ def test_sockets_with_keys_offer_encrypted_streams_or_none(
     scheduler.close()
 
 
-def roles(role: str, scheduler: str, keys: dict[str, Keys]) -> Roles:
+def roles(role: str, scheduler: str, keys: dict[str, JobKeys]) -> Roles:
     return Roles(role, 0, 1, 1, "job", scheduler, "127.0.0.1", 0, keys[role], False)
 
 

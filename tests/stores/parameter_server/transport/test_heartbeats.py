@@ -12,7 +12,7 @@ import pace
 import pytest
 import zmq
 
-from kvstore.settings.keys import Keys
+from kvstore.settings.keys import JobKeys
 from kvstore.stores.parameter_server.transport import options
 from kvstore.stores.parameter_server.transport.channel import DealerChannel
 from kvstore.stores.parameter_server.transport.context import ZmqContext
@@ -97,7 +97,7 @@ def test_a_process_that_was_not_asked_is_not_heard(pulses: HeartbeatMonitor) -> 
     pulse.close()
 
 
-def test_with_keys(context: Contexts, job_keys: dict[str, Keys]) -> None:
+def test_with_keys(context: Contexts, job_keys: dict[str, JobKeys]) -> None:
     pulses = HeartbeatMonitor(context(job_keys["scheduler"]), "tcp://127.0.0.1:0")
     pulse = HeartbeatResponder(pulses.address, "worker 0", job_keys["worker"])
     stranger = HeartbeatResponder(pulses.address, "stranger", job_keys["stranger"])

@@ -15,7 +15,7 @@ import zmq
 from faults.strangers import KINDS, begin, command, greeting
 
 from kvstore.errors import ConfigError, ProtocolError
-from kvstore.settings.keys import Keys
+from kvstore.settings.keys import JobKeys
 from kvstore.stores.parameter_server.protocol.messages import Batch, Record, RecordKind
 from kvstore.stores.parameter_server.transport import new_connections
 from kvstore.stores.parameter_server.transport.channel import DealerChannel, RouterChannel
@@ -90,7 +90,7 @@ def memory() -> int:
 
 @pytest.mark.parametrize("secured", [False, True])
 def test_a_router_serves_among_2000_strangers(
-    context: Contexts, job_keys: dict[str, Keys], caplog: pytest.LogCaptureFixture, secured: bool
+    context: Contexts, job_keys: dict[str, JobKeys], caplog: pytest.LogCaptureFixture, secured: bool
 ) -> None:
     codec = MessageCodec("a job")
     router = RouterChannel(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
@@ -182,7 +182,7 @@ def test_little_is_taken_of_a_stranger(context: Contexts, kind: str, host: str) 
     assert router.receive(0.0) is None
 
 
-def test_a_first_message_may_be_large(context: Contexts, job_keys: dict[str, Keys]) -> None:
+def test_a_first_message_may_be_large(context: Contexts, job_keys: dict[str, JobKeys]) -> None:
     """Events that the kernel has left out are read again."""
     for secured in (False, True):
         router = RouterChannel(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
@@ -213,7 +213,7 @@ def test_a_connection_that_ends_at_once_is_read_to_its_end(context: Contexts) ->
 @pytest.mark.parametrize("secured", [False, True])
 @pytest.mark.parametrize("revision", [0, 1, None])
 def test_old_protocols_are_refused(
-    context: Contexts, job_keys: dict[str, Keys], secured: bool, revision: int | None
+    context: Contexts, job_keys: dict[str, JobKeys], secured: bool, revision: int | None
 ) -> None:
     """ZMTP 1.0 (with a signature, or none at all) and 2.0: a socket that is closed during it would abort."""
     router = RouterChannel(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")

@@ -122,7 +122,7 @@ def memory_for_requests(store: Any, patch: Patch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def memory_for_rows(store: Any, patch: Patch) -> Iterator[None]:
-    patch.setattr(request_builder, "merged", refuse)
+    patch.setattr(request_builder, "sum_rows", refuse)
     yield
 
 

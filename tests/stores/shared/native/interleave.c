@@ -361,7 +361,7 @@ static int kv_wait(kv_self *me, kv_condition ready, void *context)
     worker *w = running;
     for (int turn = 0;; turn++) {
         w->futex = atomic_load(&me->worker->futex);
-        kv_set_bits(&me->head->asleep, kv_bit(me->rank));
+        kv_set_bits(&me->head->asleep, kv_rank_bit(me->rank));
         int held = ready(context);
         if (!held) {
             w->ready = ready;
@@ -371,7 +371,7 @@ static int kv_wait(kv_self *me, kv_condition ready, void *context)
             hand_over();
             w->parked = 0;
         }
-        kv_clear_bits(&me->head->asleep, kv_bit(me->rank));
+        kv_clear_bits(&me->head->asleep, kv_rank_bit(me->rank));
         if (held || ready(context)) {
             naps = 0;
             return KV_READY;
@@ -669,12 +669,12 @@ static void update_by_hand(worker *w, key *k)
     kv_sum_private(me, e, kv_round_of(phase), (char *)merged);
     if (!e->value[1 - current])
         e->value[1 - current] = take(w, e->nbytes);
-    uint64_t t = kv_get(kv_updates(e)) + 1, *to = (uint64_t *)kv_at(me, e->value[1 - current]);
+    uint64_t t = kv_get(kv_update_count(e)) + 1, *to = (uint64_t *)kv_at(me, e->value[1 - current]);
     memcpy(to, kv_at(me, e->value[current]), e->nbytes);
     for (uint64_t i = 0; i < k->n; i++)
         to[i] = updated(to[i], 0, merged[i], t);
     kv_put(kv_next_updates(e), t);
-    kv_close(me, e, phase, 1 - current);
+    kv_end_round(me, e, phase, 1 - current);
 }
 
 /* As Handle.note_undo. */
@@ -697,7 +697,7 @@ static void update_in_place(worker *w, key *k)
     kv_self *me = &w->self;
     kv_entry *e = k->e;
     uint64_t phase = kv_get(&e->phase), home_at = e->value[kv_current_of(phase)], merged[ELEMENTS];
-    uint64_t *to = (uint64_t *)kv_at(me, home_at), t = kv_get(kv_updates(e)) + 1;
+    uint64_t *to = (uint64_t *)kv_at(me, home_at), t = kv_get(kv_update_count(e)) + 1;
     kv_sum_private(me, e, kv_round_of(phase), (char *)merged);
     note_undo(w, k, kv_round_of(phase), home_at);
     for (uint64_t i = 0; i < k->n; i++) {
@@ -705,7 +705,7 @@ static void update_in_place(worker *w, key *k)
         to[i] = updated(to[i], 0, merged[i], t);
     }
     kv_put(kv_next_updates(e), t);
-    kv_close(me, e, phase, kv_current_of(phase));
+    kv_end_round(me, e, phase, kv_current_of(phase));
     count.updates_in_place++;
 }
 
@@ -714,7 +714,7 @@ static void plan_update(worker *w, key *k)
 {
     kv_entry *e = k->e;
     uint64_t phase = kv_get(&e->phase);
-    uint64_t t = kv_get(kv_updates(e)) + 1;
+    uint64_t t = kv_get(kv_update_count(e)) + 1;
     e->params[0] = (double)t;
     e->n_states = 1;
     e->states[0] = k->state;
@@ -794,7 +794,7 @@ static int deliver(worker *w, key *k, kv_call *call)
         return kv_check_membership(&w->self) == KV_FENCED ? KV_FENCED : KV_READY;
     while (outcome = kv_deliver(&w->self, call), prepared(w, k, outcome))
         SPOT(step());
-    if (outcome == KV_READY && w->self.worker && kv_state(&w->self, rank_of(w)) == KV_LOST)
+    if (outcome == KV_READY && w->self.worker && kv_worker_state(&w->self, rank_of(w)) == KV_LOST)
         outcome = KV_FENCED; /* the copy may be of a round of the other workers */
     if (outcome != KV_READY && outcome != KV_FENCED)
         violation("worker %d reads: outcome %d", rank_of(w), outcome);
@@ -1237,7 +1237,7 @@ static void set_up(worker *w)
     place->pid = (uint64_t)w->pid;
     place->beat = ~0ull;
     place->state = kv_state_word(&w->self, KV_ALIVE);
-    w->self.head->members |= kv_bit(rank_of(w));
+    w->self.head->members |= kv_rank_bit(rank_of(w));
     place->log.scratch = take(w, KV_LOG_ARRAYS * (KV_LOG_ELEMENTS * 8 + 1088) + 4096);
 }
 
@@ -1274,7 +1274,7 @@ static void make_key(key *k, int number)
             all[i].home[number][j] = take(w, e->nbytes);
     for (int i = 0; plan.in_place && i < plan.workers; i++)
         all[i].undo[number] = take(w, 16 + sizeof(kv_piece) + e->nbytes);
-    kv_publish(&w->self, e);
+    kv_publish_entry(&w->self, e);
     e->of[1] = KV_NO_ROUND;
     k->last_phase = e->phase;
 }
@@ -1283,11 +1283,11 @@ static void decide(void)
 {
     static const int paces[] = {1, 2, 2, 4, 8, 24};
     static const char *const places[] = {
-        "kv_mark_lost", "kv_mark_lost", "kv_do_chunk", "kv_finish_chunk", "kv_update_chunk", "kv_recover", "kv_end_earlier_process",
-        "kv_rejoin_key", "kv_close", "kv_prepare", "kv_publish_work", "kv_open", "kv_arrive", "kv_lock_region",
+        "kv_mark_lost", "kv_mark_lost", "kv_do_chunk", "kv_finish_chunk", "kv_update_chunk", "kv_recover_chunks", "kv_end_earlier_process",
+        "kv_rejoin_key", "kv_end_round", "kv_prepare_work", "kv_publish_work", "kv_open_round", "kv_arrive", "kv_lock_region",
         "kv_unlock_region", "kv_store_sum", "kv_allocate_locked", "kv_complete_open_round", "rejoin", "update_by_hand", "kv_release_key", "kv_hold_key",
         "span", "copy", "kv_allocate_values", "kv_claim_chunk", "carry_out", "overwrite", "kv_register", "kv_deregister",
-        "kv_wake_all", "kv_arrive_as", "kv_arrive_as", "kv_begin_call", "kv_end_call", "kv_rejoin", "kv_enlist",
+        "kv_wake_all", "kv_arrive_as", "kv_arrive_as", "kv_begin_call", "kv_end_call", "kv_rejoin", "kv_make_member",
         "kv_settle_lost", "kv_finish_marking", "kv_deliver", "kv_begin_work", "kv_end_work", "kv_try_lock", "kv_open_for_write",
         "push"};
     memset(&plan, 0, sizeof plan);

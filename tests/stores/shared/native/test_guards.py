@@ -47,8 +47,8 @@ static kv_entry *make_world(void)
     memset(kv_at(&me, e->parts), 0, sizeof(kv_part));
     for (int i = 0; i < 2; i++) {
         e->value[i] = kv_allocate_locked(&me, e->nbytes);
-        kv_parts(&me, e)[0].source[i] = kv_allocate_locked(&me, e->nbytes);
-        kv_parts(&me, e)[0].pushed[i] = 2 - i;
+        kv_key_parts(&me, e)[0].source[i] = kv_allocate_locked(&me, e->nbytes);
+        kv_key_parts(&me, e)[0].pushed[i] = 2 - i;
     }
     e->n_states = 1;
     e->states[0] = kv_allocate_locked(&me, 8 * N);
@@ -70,16 +70,16 @@ int main(int argc, char **argv)
     kv_sources sources;
     const uint64_t wrong[] = {0, 8, KV_HEADER_BYTES - 8, kv_get(&me.head->top) - 8, REGION, ~0ull - 8};
     check("what is right is refused", kv_find_homes(&me, e, 0, &homes) == KV_READY);
-    check("a source is refused", kv_gather(&me, &call, 1, 1, &sources) == KV_READY);
+    check("a source is refused", kv_collect_sources(&me, &call, 1, 1, &sources) == KV_READY);
     if (argc > 1) { /* overwritten: a checked build ends */
         me.head->members = me.head->guard = 0;
-        kv_close(&me, e, kv_get(&e->phase), 0);
+        kv_end_round(&me, e, kv_get(&e->phase), 0);
         return 0;
     }
     char *before = malloc(REGION);
     memcpy(before, me.base, REGION);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        uint64_t state = e->states[0], value = e->value[0], source = kv_parts(&me, e)[0].source[1];
+        uint64_t state = e->states[0], value = e->value[0], source = kv_key_parts(&me, e)[0].source[1];
         e->states[0] = wrong[i];
         check("a state", kv_update_chunk(&me, &call, &me.worker->log, 0, N) == KV_UNREADABLE);
         e->states[0] = state;
@@ -92,9 +92,9 @@ int main(int argc, char **argv)
         check("a weight", kv_update_chunk(&me, &call, &me.worker->log, 0, N) == KV_UNREADABLE);
         check("a sum", kv_sum_chunk(&me, &call, 1, 1, 1, 0, N) == KV_UNREADABLE);
         e->value[0] = value;
-        kv_parts(&me, e)[0].source[1] = wrong[i];
-        check("a source", kv_gather(&me, &call, 1, 1, &sources) == KV_UNREADABLE);
-        kv_parts(&me, e)[0].source[1] = source;
+        kv_key_parts(&me, e)[0].source[1] = wrong[i];
+        check("a source", kv_collect_sources(&me, &call, 1, 1, &sources) == KV_UNREADABLE);
+        kv_key_parts(&me, e)[0].source[1] = source;
     }
     check("something was written", memcmp(before, me.base, REGION) == 0);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {

@@ -63,7 +63,7 @@ static void add(kv_self *self, int64_t name)
         kv_entry *e = kv_new_entry(self);
         e->int_key = name;
         e->hash = kv_hash(NULL, 0, name);
-        kv_publish(self, e);
+        kv_publish_entry(self, e);
     }
     kv_unlock_region(self);
 }
@@ -79,7 +79,7 @@ static void check_settings(const char *one, const char *other, uint64_t before)
 {
     kv_lock_region(&me[0]);
     uint64_t at = me[0].head->settings, bytes = kv_text_bytes(&me[0], at);
-    const char *found = kv_text(&me[0], at);
+    const char *found = kv_text_start(&me[0], at);
     int is_new = bytes == strlen(other) && !memcmp(found, other, bytes);
     if (!is_new && (bytes != strlen(one) || memcmp(found, one, bytes)))
         wrong("settings of bytes", bytes);

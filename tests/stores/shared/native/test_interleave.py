@@ -92,7 +92,7 @@ MUTANTS = {
     "a sum in place is made twice": ("chunks.h", "!kv_may_overwrite_sources(me, e, round)", "1"),
     "who is stopped within a chunk has its result where others read its part": (
         "chunks.h",
-        "(kv_state(me, w) == KV_LOST && kv_kind_of(&part[w], parity) == KV_PRIVATE)",
+        "(kv_worker_state(me, w) == KV_LOST && kv_kind_of(&part[w], parity) == KV_PRIVATE)",
         "0",
     ),
     "a reader is content with anything": ("reading.h", "return calm;", "return 1;"),
@@ -155,7 +155,7 @@ MUTANTS = {
     "the dead stay members": ("members.h", "    kv_drop_departed(me);\n", ""),
     "the lock of the dead stays": (
         "members.h",
-        "if (holder && kv_state(me, w) != KV_LOST &&",
+        "if (holder && kv_worker_state(me, w) != KV_LOST &&",
         "if (holder &&",
     ),
     "the lock of who has left stays": ("members.h", "        kv_release_lock_of(me, w, now);\n", ""),

@@ -26,18 +26,18 @@ static void losses(void)
 {
     int ranks[] = {KV_MAX_WORKERS - 1, 0, 31};
     for (int i = 0; i < 3; i++) {
-        kv_set_bits(&head.lost, kv_bit(ranks[i]));
+        kv_set_bits(&head.lost, kv_rank_bit(ranks[i]));
         kv_note_losses(&me);
         printf("%d ", (int)counters.losses);
     }
-    kv_clear_bits(&head.lost, kv_bit(KV_MAX_WORKERS - 1));
+    kv_clear_bits(&head.lost, kv_rank_bit(KV_MAX_WORKERS - 1));
     kv_note_losses(&me);
     printf("%d\\n", (int)counters.losses);
 }
 
 static void wakes(void)
 {
-    kv_wake(&me, kv_bit(KV_MAX_WORKERS - 1) | kv_bit(2));
+    kv_wake(&me, kv_rank_bit(KV_MAX_WORKERS - 1) | kv_rank_bit(2));
     for (int w = 0; w < KV_MAX_WORKERS; w++)
         if (head.worker[w].futex)
             printf("%d:%d ", w, (int)head.worker[w].futex);
@@ -53,24 +53,24 @@ static uint64_t at(uint64_t thousandths)
 /* Whether worker 1 is lost at a time. */
 static int lost(uint64_t thousandths)
 {
-    return kv_silent(&me, 1, at(thousandths)) && !kv_was_stopped(&me, at(thousandths));
+    return kv_is_silent(&me, 1, at(thousandths)) && !kv_was_stopped(&me, at(thousandths));
 }
 
 static void stands_still(void)
 {
     head.worker[0].beat = at(200);
     for (int then = 200; then <= 1400; then += 50)
-        kv_beat(&me, at(then)); /* of worker 1 there is none */
+        kv_write_heartbeat(&me, at(then)); /* of worker 1 there is none */
     head.worker[1].beat = at(200);
     printf("%d ", lost(1180));
     printf("%d ", lost(1220));
     head.worker[1].beat = at(1400);
-    kv_beat(&me, at(1400));
+    kv_write_heartbeat(&me, at(1400));
     printf("%d ", lost(4000)); /* nobody has beaten since */
-    kv_beat(&me, at(4002));
+    kv_write_heartbeat(&me, at(4002));
     printf("%d ", lost(4003)); /* this worker has */
     for (int then = 4052; then <= 5200; then += 50)
-        kv_beat(&me, at(then));
+        kv_write_heartbeat(&me, at(then));
     printf("%d\\n", lost(5200)); /* and the other one still has not */
 }
 

@@ -31,7 +31,7 @@ static void *works(void *unused)
     begun = 1;
     for (int i = 0; i < 20 || !may_end; i++) { /* 20 ms: longer than it takes to go */
         usleep(1000);
-        was_here = was_here && kv_state(&me, 0) == KV_ALIVE;
+        was_here = was_here && kv_worker_state(&me, 0) == KV_ALIVE;
     }
     locks ? kv_unlock_region(&me) : kv_end_work(&me);
     return NULL;
@@ -49,12 +49,12 @@ int main(int n, char **arguments)
     kv_create_region(&me, REGION);
     locks = atoi(arguments[1]);
     may_end = atoi(arguments[2]);
-    enum kv_state last = atoi(arguments[3]) ? KV_LOST : KV_LEFT;
+    enum kv_worker_state last = atoi(arguments[3]) ? KV_LOST : KV_LEFT;
     pthread_create(&other, NULL, works, NULL);
     while (!begun)
         usleep(100);
     kv_deregister(&me, last);
-    int gone = kv_state(&me, 0) == last;
+    int gone = kv_worker_state(&me, 0) == last;
     may_end = 1;
     pthread_join(other, NULL);
     printf("%d %d\\n", gone, was_here);
@@ -122,7 +122,7 @@ int main(int n, char **arguments)
     kv_register(&me);
     int held = me.head->lock != 0;
     for (int i = 0; i < 200 && me.head->lock; i++) {
-        kv_beat(&me, kv_now_ns());
+        kv_write_heartbeat(&me, kv_now_ns());
         kv_detect_losses(&me);
         usleep(5000);
     }

@@ -32,16 +32,16 @@ def rendezvous() -> Iterator[Any]:
 def test_a_region_is_found_by_way_of_any_worker(rendezvous: Any) -> None:
     founder, second, third = (rendezvous(rank=rank) for rank in range(3))
     region = founder.create()
-    assert second.look(range(3)) is None  # no worker listens yet
+    assert second.find_region(range(3)) is None  # no worker listens yet
     founder.listen()
-    found = second.look(range(3))
+    found = second.find_region(range(3))
     assert os.fstat(found).st_ino == os.fstat(region).st_ino
     second.listen()
     founder.close()
     again = third.wait(1)
     assert os.fstat(again).st_ino == os.fstat(region).st_ino
     second.close()
-    assert third.look(range(3)) is None
+    assert third.find_region(range(3)) is None
     for descriptor in (region, found, again):
         os.close(descriptor)
 
@@ -51,7 +51,7 @@ def test_other_stores_are_not_found(rendezvous: Any, other: dict[str, Any]) -> N
     founder = rendezvous()
     region = founder.create()
     founder.listen()
-    assert rendezvous(rank=1, **other).look(range(3)) is None
+    assert rendezvous(rank=1, **other).find_region(range(3)) is None
     os.close(region)
 
 

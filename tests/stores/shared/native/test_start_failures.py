@@ -32,7 +32,7 @@ def worker() -> Iterator[Make]:
 def test_all_that_start_are_told(worker: Make) -> None:
     zero, one, two = worker(0), worker(1), worker(2)
     zero.check()
-    one.tell(ConfigError("there is no /proc"))
+    one.send_cause(ConfigError("there is no /proc"))
     for other in (zero, two):
         with pytest.raises(
             KVStoreError, match=r"^worker 1 of 3 cannot take part in this store: there is no /proc$"
@@ -45,10 +45,10 @@ def test_all_that_start_are_told(worker: Make) -> None:
 def test_a_failure_is_not_told_on(worker: Make) -> None:
     """Else a worker would name the worker that notified it, and not the cause."""
     zero, one, two = worker(0), worker(1), worker(2)
-    one.tell(ConfigError("no memory"))
+    one.send_cause(ConfigError("no memory"))
     with pytest.raises(KVStoreError) as told:
         zero.check()
-    zero.tell(told.value)
+    zero.send_cause(told.value)
     with pytest.raises(KVStoreError, match="worker 1"):
         two.check()
     two.check()
@@ -56,16 +56,16 @@ def test_a_failure_is_not_told_on(worker: Make) -> None:
 
 def test_a_text_may_be_long_or_strange(worker: Make) -> None:
     zero, one = worker(0), worker(1)
-    one.tell(ConfigError("x" * 100_000 + "\udcff"))
+    one.send_cause(ConfigError("x" * 100_000 + "\udcff"))
     with pytest.raises(KVStoreError, match="xxx"):
         zero.check()
 
 
 def test_no_other_worker_has_to_be_there(worker: Make) -> None:
     one = worker(1)
-    one.tell(ConfigError("no memory"))
+    one.send_cause(ConfigError("no memory"))
     one.close()
-    one.tell(ConfigError("no memory"))
+    one.send_cause(ConfigError("no memory"))
     one.check()
 
 
@@ -76,7 +76,7 @@ def test_another_user_is_not_heard(worker: Make) -> None:
     if child == 0:
         os.setuid(65534)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
-            stranger.sendto(b"1 you are hacked", zero._address(0))
+            stranger.sendto(b"1 you are hacked", zero._rank_address(0))
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     zero.check()
