@@ -277,7 +277,7 @@ def train_and_report(settings: TrainingSettings) -> None:
         with _progress(settings, visible=first) as show:
             result = train(store, settings, load_digits(), show)
         if first:
-            place, part = launchers.detect(), roles.find()
+            place, part = launchers.detect_placement(), roles.find()
             servers = part.num_servers + 1 if part and place.size == place.local_size else 0
             report(settings, result, store.num_workers, place.local_size + servers)
 
@@ -285,7 +285,7 @@ def train_and_report(settings: TrainingSettings) -> None:
 def _open_store(name: str) -> kv.KVStore:
     store = kv.create(name)
     if isinstance(store, kv.KVStore):
-        complete = store.num_workers >= launchers.detect().size
+        complete = store.num_workers >= launchers.detect_placement().size
         if complete and store.is_capable("optimizer"):
             return store
         store.close()

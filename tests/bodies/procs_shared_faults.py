@@ -839,10 +839,8 @@ def interrupted_as_it_fails(size: int) -> list[float]:
     """Ctrl-C while the error of an updater is handled, on the worker that has arrived last."""
     store = kv.create("shared")
     store.init("w", np.zeros(size, F))
-    calls = (
-        []
-    is_interrupted = store.rank == 0,
-    )  # the update is made anew by either worker, perhaps by its first call
+    calls = []
+    is_interrupted = store.rank == 0  # the update is made anew by either worker, perhaps by its first call
 
     def raises_once(key: str, merged: Array, weight: Array) -> None:
         calls.append(key)
