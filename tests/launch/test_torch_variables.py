@@ -22,7 +22,7 @@ import json
 from kvstore.settings import launchers
 found = {{name: os.environ.get(name) for name in {NAMES!r}}}
 torchelastic = [name for name in os.environ if name.startswith("TORCHELASTIC")]
-line = json.dumps(found | {{"launcher": launchers.detect().launcher, "elastic": torchelastic}})
+line = json.dumps(found | {{"launcher": launchers.detect_placement().launcher, "elastic": torchelastic}})
 print(line + "\\n", end="")  # in one write: two processes have one pipe
 """
 

@@ -131,7 +131,7 @@ SHOW = """
 import json
 from kvstore.settings import addresses
 from kvstore.observe.doctor import network
-print(json.dumps([addresses.interfaces(), addresses.loopback(), network.ports().level]))
+print(json.dumps([addresses.interface_addresses(), addresses.loopback_address(), network.ports().level]))
 """
 
 
