@@ -593,7 +593,7 @@ def test_a_wait_ends_at_its_deadline_and_may_be_repeated(engine: AsyncEngine, ga
     assert "done" in repr(work)
 
 
-@pytest.mark.parametrize("step", ["_push", "_enqueue"])
+@pytest.mark.parametrize("step", ["_push_ready", "_enqueue_task"])
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 def test_ctrl_c_as_an_operation_is_queued_leaves_none(
     engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch, step: str, before: bool

@@ -327,7 +327,7 @@ def interrupted_by_half(at: str) -> list[str]:
         tell("ready")
         hear()
         if store.rank == 0:
-            what = (pusher.HostPusher, "_open") if at == "portions" else (SparseKeys, "arrive")
+            what = (pusher.HostPusher, "_open_rounds") if at == "portions" else (SparseKeys, "arrive")
             setattr(*what, interrupted)
             with pytest.raises(KeyboardInterrupt):
                 store.push(["w", "t"], [out, rows])

@@ -134,7 +134,9 @@ def interrupted(rounds: int) -> int:
 
         def once(*args: Any, name: str = name, after: bool = after, method: Any = method, t: int = t) -> Any:
             here = threading.current_thread() is threading.main_thread() and not hits[f"{name} {t}"]
-            here = here and sys._getframe(1).f_code.co_name != "_sum"  # the usual way: that worker leaves
+            here = (
+                here and sys._getframe(1).f_code.co_name != "_sum_exchange"
+            )  # the usual way: that worker leaves
             if here:
                 hits[f"{name} {t}"] += 1
             if here and not after:

@@ -825,7 +825,7 @@ def interrupted_as_it_opens(size: int, then: str) -> list[float]:
     store.init("w", np.zeros(size, F))
     store.set_optimizer(kv.optimizer.SGD(learning_rate=-1.0))
     value, seen = np.ones(size, F), []
-    _interrupted_push(store, value, store._backend._waiter, "_prepare")
+    _interrupted_push(store, value, store._backend._waiter, "_prepare_work")
     if store.rank == 0 and then == "view":
         seen.append(float(store.view("w")[-1]))
     for _ in range(2):
@@ -849,7 +849,7 @@ def interrupted_as_it_fails(size: int) -> list[float]:
         weight += merged
 
     store.set_updater(raises_once)
-    _interrupted_push(store, np.ones(size, F), store._backend._updater, "_name")
+    _interrupted_push(store, np.ones(size, F), store._backend._updater, "_rule_name")
     store.pull("w", out=(out := np.zeros(size, F)))
     store.close()
     return [float(out[-1]), len(calls)]

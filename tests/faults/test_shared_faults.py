@@ -502,7 +502,7 @@ def test_ctrl_c_while_the_error_of_an_updater_is_handled(job: MakeJob, size: int
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        ("_waiter", "_prepare"),
+        ("_waiter", "_prepare_work"),
         ("_updater", "_enter_update"),
         ("_updater", "_carry_out"),
         ("_updater", "note_state"),

@@ -51,8 +51,8 @@ def finish(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
 
 def test_the_processes_form_a_job_and_get_the_arguments(job: Job) -> None:
     body = """
-from kvstore.settings.launchers import detect
-place = detect()
+from kvstore.settings.launchers import detect_placement
+place = detect_placement()
 assert SEEN == str(place.rank)
 numbers = f"{place.rank}/{place.size} {place.local_rank}/{place.local_size}"
 os.write(1, f"{place.launcher} {place.job} {numbers} {args}\\n".encode())

@@ -122,11 +122,11 @@ def test_the_variable_names_the_folder(
 WITHOUT_NUMBA = """
 import sys
 sys.modules["numba"] = None
-from kvstore.kernels.cuda import Spec, cache
-found = cache.find(Spec("sum", "float32", 2), (9, 0))
+from kvstore.kernels.cuda import KernelSpec, cache
+found = cache.find_kernel(KernelSpec("sum", "float32", 2), (9, 0))
 assert found.code == b"\\x7fELF code", found
 try:
-    cache.find(Spec("sum", "float32", 3), (9, 0))
+    cache.find_kernel(KernelSpec("sum", "float32", 3), (9, 0))
 except ImportError as error:
     assert "sum_float32_k3" in str(error) and "kvstore-train[cuda]" in str(error), error
 else:

@@ -92,9 +92,9 @@ import numpy
 if hasattr(numpy, "row_stack"):
     del numpy.row_stack
     numpy.__all__.remove("row_stack")
-from kvstore.kernels.cuda import Spec
+from kvstore.kernels.cuda import KernelSpec
 from kvstore.kernels.cuda.compile import compile_spec
-assert compile_spec(Spec("sum"), "sm_90").code[:4] == b"\\x7fELF"
+assert compile_spec(KernelSpec("sum"), "sm_90").code[:4] == b"\\x7fELF"
 assert not hasattr(numpy, "row_stack")
 """
 

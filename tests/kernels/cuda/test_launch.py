@@ -98,12 +98,12 @@ sys.path.insert(0, sys.argv[1])
 import numpy as np
 from fake_cuda import install
 from fake_cuda.cases import DeviceTarget, fresh
-from kvstore.kernels.cuda import Row, Spec
+from kvstore.kernels.cuda import KernelRow, KernelSpec
 driver = install()
 driver.interpreted = True
 target = DeviceTarget()
 source, dst = target.put(np.arange(5, dtype=np.float32)), fresh(target, 5, np.float32)
-target.run(Spec("sum", k=2), [Row(5, (source.address, source.address), dst.address)])
+target.run(KernelSpec("sum", k=2), [KernelRow(5, (source.address, source.address), dst.address)])
 assert dst.read().tolist() == [0, 2, 4, 6, 8]
 assert driver.launches == [("sum_float32_k2", 1)]
 target.close()
