@@ -13,7 +13,7 @@ from typing import Any
 import paths
 import pytest
 from simulator import Faults, simulate
-from transitions import Recorder, listed, watched_servers, watched_workers
+from stores.parameter_server.recorded_states import Recorder, listed, watched_servers, watched_workers
 
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
