@@ -118,7 +118,7 @@ class DeviceBackend(HostAndGpuBackend):
         streams = CallerStreams(out for _, outs in groups for out in outs)
         host, sent = self._from_host(groups, streams)
         mine = [(key, outs) for key, outs in groups if key in self._on_gpu]
-        items = gpus.items(
+        items = gpus.checked_items(
             [(key, []) for key, _ in mine],
             {key: self._dense_outs(key, outs, ignore_sparse) for key, outs in mine},
             streams,
@@ -205,7 +205,7 @@ class DeviceBackend(HostAndGpuBackend):
         pushed = {key for key, _ in mine}
         only: list[Group] = [(key, []) for key in outs if key in self._on_gpu and key not in pushed]
         dense = {key: self._dense_outs(key, own, True) for key, own in outs.items()}
-        items: list[KeyItem] = self._gpu_executor().items(
+        items: list[KeyItem] = self._gpu_executor().checked_items(
             [*mine, *only], dense, streams, lambda key: self._on_gpu.get(key) or self._key_entry(key)
         )
         return items
