@@ -52,7 +52,7 @@ def rests_when_another_is_lost() -> list[float]:
         store.join()
     tell("joined")
     hear()
-    while not store._backend.client.member.broken:
+    while not store._backend.client.member.is_broken:
         time.sleep(0.01)
         with contextlib.suppress(kv.PeerLostError):
             store.pull(keys, out=outs)

@@ -189,7 +189,7 @@ def _environment(engine: Engine, folder: Path) -> dict[str, str]:
 
 
 def _ends(pid: int, patience: float = 5.0) -> bool:
-    end = time.monotonic() + patience
+    end = pace.deadline(patience)
     while time.monotonic() < end:
         if not Path(f"/proc/{pid}").exists() or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
             return True

@@ -188,7 +188,7 @@ def test_a_parameter_may_be_used_twice_in_a_pass(same: Callable[..., Any]) -> No
     expected, found = (same("twice_in_a_pass", "shared", overlap) for overlap in (True, False))
     for one, other in zip(expected, found, strict=True):
         for values, others in zip(one, other, strict=True):
-            np.testing.assert_allclose(values, others, rtol=1e-6)
+            np.testing.assert_allclose(values, others, rtol=1e-6, atol=1e-7)
 
 
 def test_closures_are_evaluated_with_averages(same: Callable[..., Any]) -> None:

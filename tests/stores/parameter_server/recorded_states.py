@@ -150,7 +150,7 @@ def worker_state(machine: WorkerMachine) -> str:
         return "left"
     if member.welcome is None:
         return "outside"
-    return "broken" if member.broken else "rejoining" if member.rejoining else "member"
+    return "broken" if member.is_broken else "rejoining" if member.rejoining else "member"
 
 
 def link_state(machine: WorkerMachine, link: Any) -> str:

@@ -21,7 +21,7 @@ from kvstore.kernels import cpu
 from kvstore.observe.counters import PHASES, WAITING, WAYS
 from kvstore.observe.events import ARRIVED, LOST, NOBODY, Event
 from kvstore.observe.native._observe import job_id
-from kvstore.observe.top.pages import CounterPage, counter_pages
+from kvstore.observe.top.pages import counter_pages
 
 BODIES = "procs_dist"
 SYNC = {tested_store.NAME: "dist_sync", "KVSTORE_SLICE_BYTES": "131072"}
@@ -200,28 +200,29 @@ def test_others_see_for_whom_a_process_waits(served: Served, variables: dict[str
     found = {one.process: one for one in counter_pages()}
     worker, server = found[workers[0].pid], found[job.servers[0].pid]
     worker.ask_for_times(100)
-    seen = _waiting(worker)
+    seen = _waiting(worker.process)
     assert (seen["store"], seen["rank"], seen["round"], seen["whom"]) == ("dist_sync", 0, 5, -1)
-    (counters,) = server.stores()
+    (counters,) = server.stores
     assert (counters["store"], counters["rank"], counters["size"]) == ("server", 0, 1)
     assert (counters["keys"], counters["nbytes"]) == (1, 4 * LARGE)
     assert [one["job"] for one in (seen, counters)] == [job_id(job.name)] * 2
     if variables is not FRAME:
         server.ask_for_times(100)
-        seen = _waiting(server)
+        seen = _waiting(server.process)
         assert (seen["round"], seen["whom"]) == (5, 1)
     workers[1].say("go")
     job.results()
 
 
-def _waiting(page: CounterPage) -> dict[str, Any]:
+def _waiting(process: int) -> dict[str, Any]:
     end = pace.deadline(20)
     while time.monotonic() < end:
-        for one in page.stores():
+        stores = next(page.stores for page in counter_pages() if page.process == process)
+        for one in stores:
             if one["waiting_since"] and one["whom"] != NOBODY:
                 return one
         time.sleep(0.01)
-    raise AssertionError(page.stores())
+    raise AssertionError(stores)
 
 
 # ----------------------------------------------------------------------------------------------------- losses

@@ -337,8 +337,8 @@ def restart(draw: random.Random) -> None:
     """Run a server, and another one from its snapshot."""
     first = ServerProgram(draw)
     first.run()
-    if first.machine.quiet() and not first.machine.ended:
-        ServerProgram(draw, first.machine.snapshot()).run()
+    if first.machine.is_quiet() and not first.machine.ended:
+        ServerProgram(draw, first.machine.snapshot_state()).run()
 
 
 # ------------------------------------------------------------------------------------------------ the tables

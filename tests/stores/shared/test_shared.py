@@ -401,7 +401,7 @@ def test_a_worker_declared_dead_takes_back_what_others_may_read(monkeypatch: pyt
     store = kv.create("shared", group="fenced", on_peer_loss="raise")
     store.init(["w", "x"], [np.zeros(40_000, np.float32)] * 2)
     backend = store._backend
-    exchange, failed = backend._pusher.exchange, []
+    exchange, failed = backend._pusher.push_pushpull, []
 
     def taken_for_dead(wanted: Any, private: set[str], divisor: int) -> Any:
         direct = exchange(wanted, private, divisor)

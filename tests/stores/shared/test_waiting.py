@@ -33,7 +33,7 @@ def test_a_step_that_is_never_ready(store: Any, first: list[int], again: int) ->
 @pytest.mark.parametrize("again", [shm.PLAN, shm.NEW_MODE])
 def test_work_that_is_never_done_is_left_to_others(store: Any, again: int) -> None:
     call: Any = SimpleNamespace(handle=store._backend._keys.find("w"), round=1, help=lambda: again)
-    store._backend._waiter.help([call])
+    store._backend._waiter.begin_work([call])
 
 
 @pytest.mark.parametrize("verb", ["push", "pushpull"])

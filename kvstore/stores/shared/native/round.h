@@ -12,8 +12,8 @@
  *   key | CLOSED r    | OPENING r+1 | kv_become_opener  | all members have arrived, or the key is held for a change
  *   key | OPENING r+1 | OPENING r+1 | kv_become_opener  | the opener is dead, and this worker replaces it
  *   key | OPENING r+1 | OPEN r+1    | kv_publish_work   | the work is prepared: all workers may claim chunks
- *   key | OPENING r+1 | CLOSED r+1  | kv_close          | the opener has carried out the round alone, or it has failed
- *   key | OPEN r+1    | CLOSED r+1  | kv_close          | all chunks are complete, or the round has failed
+ *   key | OPENING r+1 | CLOSED r+1  | kv_end_round      | the opener has carried out the round alone, or it has failed
+ *   key | OPEN r+1    | CLOSED r+1  | kv_end_round      | all chunks are complete, or the round has failed
  *   key | OPENING r+1 | CLOSED r    | kv_release_key    | the change is done, or a part is missing again
  *   key | OPENING r+1 | CLOSED r    | kv_release_opened | Python code has failed in the round; its changes are undone
  *   key | CLOSED r    | CLOSED r    | kv_restore_round  | after a loss: the value of the round before is used again
