@@ -84,7 +84,7 @@ def skipped_by_one(store_name: str, options: dict[str, Any]) -> list[Any]:
 
 def other_settings(store_name: str, options: dict[str, Any], when: str) -> list[Any]:
     """The rate of worker 1 differs: from the beginning, or by its own schedule."""
-    rate = 0.1 + (0.1 * procs_torch.detect().rank if when == "created" else 0.0)
+    rate = 0.1 + (0.1 * procs_torch.detect_placement().rank if when == "created" else 0.0)
     try:
         with training(store_name, options, rate=rate) as (model, optimizer):
             _step(model, optimizer)
