@@ -132,7 +132,7 @@ def test_a_failure_that_no_peer_owns_to_is_told(monkeypatch: pytest.MonkeyPatch)
 
 def test_peers_without_memory_are_left_out_from_the_end_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fake, "memory", lambda self, case, setting: 10.0)
-    monkeypatch.setattr(run, "available", lambda: 15)
+    monkeypatch.setattr(run, "available_memory", lambda: 15)
     peers = [Instant(setting) for setting in Fake().settings(CASES)]
     result = run.one(Fake(), CASES[0], peers, Plan(rounds=2, spare=0), lambda: Probe(1.0, 1.0))
     assert result is not None
