@@ -47,6 +47,7 @@ TICK, LETTER, RESEND, DEAD, GRACE = 0.25, 0.4, 0.6, 3.0, 10.0
 APART = 12.0  # seconds at most, in which other workers compute while one pushes ahead
 TOGETHER = 8.0  # seconds for slices to reach one round
 PATIENCE = 90.0  # seconds after the last fault within which everything has to end
+ABSENCE = 40.0  # seconds in which a scheduler can return; a pause of a process begins them anew
 MESSAGES = 50_000  # no job needs nearly as many
 STALL = 0.5  # seconds at most, where nothing fails
 JOB = "simulated"
@@ -275,7 +276,7 @@ class SchedulerHost(Host):
             if self.returns > 0 and self.job.plan.faults.return_scheduler and self.job.rng.random() < 0.05:
                 self.job.kill_scheduler()  # before any message is sent
                 return
-        absence = 40.0 if self.job.plan.faults.return_scheduler else 0.0
+        absence = ABSENCE if self.job.plan.faults.return_scheduler else 0.0
         for action in actions:
             if isinstance(action, e.SendMessage):
                 host, store = msgspec.msgpack.decode(action.peer)
@@ -1515,7 +1516,8 @@ class Job:
                 raise Broken(f"at {self.now:.1f}: too many messages; {self._waiting()}")
             self.now = max(self.now, when)
             call(*arguments)
-            if self.now > self.last_fault + PATIENCE:
+            pauses = ABSENCE if self.plan.faults.points and self.plan.faults.return_scheduler else 0.0
+            if self.now > self.last_fault + PATIENCE + pauses:
                 raise Broken(f"at {self.now:.1f}: {self._waiting()}")
         self._check_errors()
         self._check_updates()
