@@ -135,7 +135,7 @@ def sum_gradients(weights: Tensors, images: Array, labels: Labels) -> Tensors:
 
 
 def label_accuracy(weights: Tensors, images: Array, labels: Labels) -> float:
-    """Return the share of the images whose largest logit is at their label."""
+    """Return the share of the images with the largest logit at their label."""
     return float((_activations(weights, images)[1].argmax(axis=1) == labels).mean())
 
 

@@ -1,12 +1,13 @@
 """CUDA kernels: one launch for all keys of a call, compiled ahead of time or once per machine.
 
-A `Spec` names a kernel. The arguments of a launch are an *image*: one array of 64-bit words with the
-addresses of all keys, made by `image` from one `Row` for each key, and copied unchanged to the device::
+A `KernelSpec` names a kernel. The arguments of a launch are an *image*: one array of 64-bit words with the
+addresses of all keys. `launch_image` makes it from one `KernelRow` for each key, and the program copies it
+unchanged to the device::
 
-    spec = choose("sum", "float32", 4)
-    words, chunks = image(spec, [Row(numel, srcs=(a, b, c, d), dst=w, outs=(x, y)), ...])
+    spec = choose_spec("sum", "float32", 4)
+    words, chunks = launch_image(spec, [KernelRow(numel, srcs=(a, b, c, d), dst=w, outs=(x, y)), ...])
     ...                                   # copy `words` to `address` on the device
-    load(spec, device)(stream, address, chunks)
+    load_kernel(spec, device)(stream, address, chunks)
 
 The same call on a `HostKernel` runs the same body on host memory. An image does not contain its own
 address: it is valid at any address, as long as the addresses in it are.

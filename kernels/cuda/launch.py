@@ -44,7 +44,7 @@ class LoadedKernel:
         Parameters
         ----------
         stream : cuda.core.Stream
-            A stream of the kernel's device, whose context must be current.
+            A stream of the device of the kernel; the context of this device must be current.
         image : int
             Address, on the device, of the words that `table.launch_image` made for the same spec.
         chunks : int

@@ -60,7 +60,7 @@ class _PendingFailure(Generic[P]):
 
     def is_waiting(self, now: float) -> bool:
         """Return whether a missed process is still about to end; a stopped process is not."""
-        # Not `ended`, which polls: the failure of a process that ends only now is not added yet.
+        # Not `has_ended`, which polls: the failure of a process that ends only now is not added yet.
         about_to_end = any(process.code is None and not process.is_stopped() for process in self.missed)
         return about_to_end and now < self.until
 

@@ -167,12 +167,12 @@ class ChildProcess(LocalProcess):
     def is_gone(self) -> bool:
         """Return whether nothing is left of the group; send SIGKILL when its time is over.
 
-        A process is not gone before `ended` has read its exit code.
+        A process is not gone before `has_ended` has read its exit code.
         """
         over = time.monotonic() - self._kill_at if self._kill_at else -1.0
         if over >= 0:
             self._signal_group(signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):  # processes whose parent has ended
+        with contextlib.suppress(ChildProcessError):  # the group has orphans, which this process reaps
             while self.code is not None and os.waitpid(-self.group, os.WNOHANG)[0]:
                 pass
         return over > UNKILLABLE or (self.code is not None and not self._signal_group(0))

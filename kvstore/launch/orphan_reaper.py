@@ -26,7 +26,7 @@ class OrphanReaper:
         )
 
     def add_group(self, group: int) -> None:
-        """Have `group` killed if this process ends before `forget`."""
+        """Have `group` killed if this process ends before `forget_group`."""
         self._send_line(f"+{group}\n")
 
     def forget_group(self, group: int) -> None:

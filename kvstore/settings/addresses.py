@@ -61,7 +61,7 @@ def interface_addresses() -> dict[str, str]:
 def outward_address(prefix: str = "") -> str:
     """Return the address of the first network interface that other hosts can reach, else the loopback.
 
-    With `prefix`, of the first interface whose name begins so.
+    With `prefix`, only interfaces with a name that begins with it count, and the loopback is one of them.
     """
     found = [address for name, address in interface_addresses().items() if name.startswith(prefix)]
     return next((address for address in found if prefix or not is_loopback(address)), loopback_address())

@@ -41,7 +41,7 @@ class RemoteProcess(SupervisedProcess):
         self.connection.send(m.SignalProcess(self.number, number, grace() if patience is None else patience))
 
     def ask_for_report(self, number: int) -> None:
-        """Have the agent ask the process; see `ChildProcess.ask`."""
+        """Have the agent ask the process; see `ChildProcess.ask_for_report`."""
         self.connection.send(m.SignalProcess(self.number, number, None))
 
     def is_gone(self) -> bool:

@@ -48,9 +48,10 @@ class _MessageSink(OutputSink):
         self.write(m.encode_message(message))
 
     def send_output(self, stream: int, line: bytes) -> None:
-        """Queue a line of output, without its newline."""
-        self._unwritten += len(line)
-        self.send(m.OutputLine(stream, line.removesuffix(b"\n")))
+        """Queue a line of output, without its newline, which `kvstore run` writes and counts."""
+        line = line.removesuffix(b"\n")
+        self._unwritten += len(line) + 1
+        self.send(m.OutputLine(stream, line))
 
     def subtract_written(self, size: int) -> None:
         """Subtract what `kvstore run` has written."""
@@ -125,7 +126,10 @@ class RemoteAgent:
             case m.StartProcess():
                 self._start_process(message)
             case m.SignalProcess(number, code, grace) if child := self._children.get(number):
-                child.ask_for_report(code) if grace is None else child.end_with(code, grace)
+                if grace is None:
+                    child.ask_for_report(code)
+                else:
+                    child.end_with(code, grace)
             case m.KeepAlive(written):
                 self._channel.subtract_written(written)
 

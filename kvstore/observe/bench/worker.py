@@ -142,7 +142,7 @@ _PEERS = {OURS: join_store, "gloo": join_gloo, "mpi": join_mpi}
 def check_sums(
     peer: BenchPeer, rank: int, options: Options, gradients: KeyArrays, spare: KeyArrays
 ) -> str | None:
-    """Make a call of each way; return the first key, with its way, whose sum is not that of NumPy."""
+    """Make a call of each way; return the first key, with its way, with a sum that differs from NumPy's."""
     codec, summed = None, True
     if peer.checked:
         codec, summed = options["compression"], STORES[options["store"]].synchronous

@@ -303,7 +303,7 @@ class HierarchyBackend(Backend):
     def _quick_slot(self, key: Key) -> tuple[DistKey, Handle] | Literal[False]:
         """Find a key of one slice; False: none, or the call may raise an error or ask the servers.
 
-        Written in one piece, without properties: see `KVStore._quickly`.
+        Written in one piece, without properties: see `KVStore._run_quick`.
         """
         client, known = self._client, self._slots.get(key)
         driver, view = client.driver, client.member.view

@@ -71,7 +71,7 @@ cdef class SliceValue:
 
     @property
     def block(self):
-        """The block of shared memory that the value is in, as `furnish` was given it."""
+        """The block of shared memory that the value is in, as `set_memory` was given it."""
         return self.held[self.v.current]
 
     @property

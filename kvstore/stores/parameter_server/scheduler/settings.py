@@ -51,7 +51,7 @@ class SettingsTable:
             int, tuple[int, ...]
         ] = {}  # by rank of a restarted worker: key of its last change
         self._forgotten: set[str] = set()  # kinds of changes
-        #: As `PendingInstall.waiting`, for requests whose changes all servers have.
+        #: Requests to answer, as in `PendingInstall.waiting`; all servers have their changes.
         self._done: list[tuple[int, int, SettingsChange | None]] = []
         self._most = 2 * _KEPT
 

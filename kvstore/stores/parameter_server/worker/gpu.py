@@ -60,7 +60,7 @@ class GpuTransfer:
     def _send_value(self, out: OutTarget, value: Array) -> None:
         view, stream, _ = out
         content = value if value.dtype == view.dtype else value.astype(view.dtype)
-        # `put` must wait, because the host's memory is used again.
+        # `put_result` must wait, because the host's memory is used again.
         wait = partial(self._driver.synchronize, stream.handle, view.device)
         put_result(self._driver, content.ctypes.data, out, wait)
 
