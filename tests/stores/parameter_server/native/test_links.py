@@ -209,7 +209,8 @@ class Program:
         if what == 3:
             return self.request(rank, K.PULL, i, self.pushed[rank, i], flags=m.OF_ROUND)
         if what == 4:
-            return self.request(rank, chance.choice([11, 77, 255]), i)
+            # The result depends on whether a seal or a push is first, which a crowd leaves open.
+            return self.request(rank, chance.choice([99 if self.crowded else K.SEAL, 77, 255]), i)
         if what == 5:
             record, _ = self.request(rank, K.PULL, chance.choice([50, 1 << 31, (1 << 32) - 1]))
             return record._replace(kind=chance.choice([K.PULL, K.INIT])), None
