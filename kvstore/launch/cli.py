@@ -273,23 +273,6 @@ def keys(workers: int, servers: int, folder: str) -> None:
 
 
 @main.command()
-@_flag("--json as_json", "Print one JSON object.")
-def env(as_json: bool) -> None:
-    """Print the rank and job that kvstore reads from the variables of the launcher, and why.
-
-    In a job with parameter servers it also prints the role of this process. It exits with 1 if variables are
-    missing, wrong, or contradict each other.
-    """
-    import json
-
-    from kvstore.launch.env import findings, lines, sound
-
-    found = findings()
-    click.echo(json.dumps(found, indent=2) if as_json else "\n".join(lines(found)))
-    raise SystemExit(0 if sound(found) else 1)
-
-
-@main.command()
 @_flag("--json as_json", "Print one JSON list, with an object for each line.")
 @_flag("--no-tests", "Omit the self-tests, which start processes.")
 @_flag("--speed", "Also measure speeds: memory, `local`, `dist_sync`.")
