@@ -17,8 +17,6 @@ from kvstore.settings.definitions import DEFAULTS
 from kvstore.settings.descriptors import occupy_standard
 from kvstore.stores.parameter_server.transport.process_limits import resource_shortage
 
-from .foreign_options import HintingCommand
-
 #: Errors of the system for output that cannot be written.
 _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -30,8 +28,6 @@ class _CommandGroup(click.Group):
 
     This includes output that cannot be written.
     """
-
-    command_class = HintingCommand
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
