@@ -15,8 +15,8 @@ _HEAD = """# Settings
 
 A setting is an option, which is a keyword of `kvstore.create`, or an environment variable, or both:
 `kvstore.create("shared", timeout=60)`, or `KVSTORE_TIMEOUT=60`. The option takes precedence over the
-variable, and the variable over the default. `kvstore env` prints the settings that kvstore finds in a
-process, and which variable is missing.
+variable, and the variable over the default. `kvstore doctor` lists the variables that are set, and those
+that are wrong, missing or without effect.
 
 - kvstore reads no variable at import. An empty variable counts as not set.
 - *Also* introduces other variables for the same setting; the first one that is set counts. For the role, the

@@ -17,8 +17,6 @@ from kvstore.settings.definitions import DEFAULTS
 from kvstore.settings.descriptors import occupy_standard
 from kvstore.stores.parameter_server.transport.process_limits import resource_shortage
 
-from .foreign_options import HintingCommand
-
 #: Errors of the system for output that cannot be written.
 _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -30,8 +28,6 @@ class _CommandGroup(click.Group):
 
     This includes output that cannot be written.
     """
-
-    command_class = HintingCommand
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -270,23 +266,6 @@ def keys(workers: int, servers: int, folder: str) -> None:
 
     for path in Certificates(workers, servers).save(Path(folder)):
         click.echo(path)
-
-
-@main.command()
-@_flag("--json as_json", "Print one JSON object.")
-def env(as_json: bool) -> None:
-    """Print the rank and job that kvstore reads from the variables of the launcher, and why.
-
-    In a job with parameter servers it also prints the role of this process. It exits with 1 if variables are
-    missing, wrong, or contradict each other.
-    """
-    import json
-
-    from kvstore.launch.env import findings, lines, sound
-
-    found = findings()
-    click.echo(json.dumps(found, indent=2) if as_json else "\n".join(lines(found)))
-    raise SystemExit(0 if sound(found) else 1)
 
 
 @main.command()

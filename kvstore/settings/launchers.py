@@ -36,8 +36,6 @@ class WorkerPlacement:
         Number of this process, from 0, and number of processes of the job.
     local_rank, local_size : int
         The same among the processes of this machine.
-    why : str
-        The variables that decided this, for a log line.
     """
 
     launcher: str
@@ -46,7 +44,6 @@ class WorkerPlacement:
     size: int
     local_rank: int
     local_size: int
-    why: str
 
 
 class _LauncherVariables:
@@ -55,11 +52,9 @@ class _LauncherVariables:
     def __init__(self, row: LauncherRow) -> None:
         self.row = row
 
-    def absence_reason(self, env: Mapping[str, str]) -> str | None:
-        """Return why this launcher has not started the process; None if its variables are set."""
-        if any(env.get(sign) for sign in self.row.signs):
-            return None
-        return f"{' and '.join(self.row.signs)} are not set"
+    def has_started(self, env: Mapping[str, str]) -> bool:
+        """Return whether this launcher has started the process: whether its variables are set."""
+        return any(env.get(sign) for sign in self.row.signs)
 
     def read_placement(self, env: Mapping[str, str]) -> WorkerPlacement:
         """Return the placement that the variables give.
@@ -78,8 +73,7 @@ class _LauncherVariables:
         if local_size[1] > size[1]:
             raise _contradiction_error(local_size, size, "the job is smaller than its part on this machine")
         job = env.get("KVSTORE_JOB") or self._job_name(env, size[1] == local_size[1])
-        why = f"{rank[0]}={rank[1]} and {size[0]}={size[1]} are set"
-        return WorkerPlacement(self.row.name, job, rank[1], size[1], local_rank[1], local_size[1], why)
+        return WorkerPlacement(self.row.name, job, rank[1], size[1], local_rank[1], local_size[1])
 
     def _job_name(self, env: Mapping[str, str], alone: bool) -> str:
         """Return the name of the job; `alone` if all of its processes are on this machine."""
@@ -149,11 +143,11 @@ class _MpichLauncher(_LauncherVariables):
     runs.
     """
 
-    def absence_reason(self, env: Mapping[str, str]) -> str | None:
-        """Return why this launcher has not started the process: ``srun --mpi=pmi2`` sets PMI_RANK too."""
-        if _LAUNCHERS["slurm"].absence_reason(env) is None and not first_set(env, self.row.local_rank):
-            return "PMI_RANK, if set, comes from srun: there is no MPI_LOCALRANKID"
-        return super().absence_reason(env)
+    def has_started(self, env: Mapping[str, str]) -> bool:
+        """Return whether this launcher has started the process: ``srun --mpi=pmi2`` sets PMI_RANK too."""
+        if _LAUNCHERS["slurm"].has_started(env) and not first_set(env, self.row.local_rank):
+            return False
+        return super().has_started(env)
 
     def _job_name(self, env: Mapping[str, str], alone: bool) -> str:
         if found := first_set(env, self.row.job):
@@ -183,13 +177,8 @@ class _SlurmLauncher(_LauncherVariables):
     allocation. They have no SLURM_STEP_ID, or one of the numbers that Slurm reserves for its own steps.
     """
 
-    def absence_reason(self, env: Mapping[str, str]) -> str | None:
-        if not env.get("SLURM_STEP_ID"):
-            inside = " (an allocation without srun)" if env.get("SLURM_JOB_ID") else ""
-            return f"SLURM_STEP_ID is not set{inside}"
-        if self._first_number(env, self.row.signs)[1] >= _FIRST_SPECIAL_STEP:
-            return "SLURM_STEP_ID is that of a batch script or an interactive shell, which srun did not start"
-        return None
+    def has_started(self, env: Mapping[str, str]) -> bool:
+        return super().has_started(env) and self._first_number(env, self.row.signs)[1] < _FIRST_SPECIAL_STEP
 
     def _job_name(self, env: Mapping[str, str], alone: bool) -> str:
         if not env.get("SLURM_JOB_ID"):
@@ -246,39 +235,11 @@ def detect_placement(environment: Mapping[str, str] | None = None) -> WorkerPlac
     """
     env = process_variables() if environment is None else environment
     for launcher in _LAUNCHERS.values():
-        if launcher.absence_reason(env) is None:
+        if launcher.has_started(env):
             return launcher.read_placement(env)
     # A process without a launcher has a job name too, so that two such processes are not one job.
     job = env.get("KVSTORE_JOB") or f"none:{os.getpid()}"
-    return WorkerPlacement("none", job, 0, 1, 0, 1, "no launcher's variables are set")
-
-
-def other_launchers(environment: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
-    """Return the launchers that `detect_placement` does not choose, each with the reason. Never raises.
-
-    Parameters
-    ----------
-    environment : mapping, optional
-        The variables; those of this process where None.
-    """
-    env = process_variables() if environment is None else environment
-    try:
-        winner = detect_placement(env).launcher
-    except ConfigError:
-        winner = None
-    return [
-        (name, _launcher_verdict(launcher, env)) for name, launcher in _LAUNCHERS.items() if name != winner
-    ]
-
-
-def _launcher_verdict(launcher: _LauncherVariables, env: Mapping[str, str]) -> str:
-    try:
-        if (absent := launcher.absence_reason(env)) is not None:
-            return absent
-        found = launcher.read_placement(env)
-    except ConfigError as error:
-        return str(error)
-    return f"gives rank {found.rank} of {found.size}, but is later in the order"
+    return WorkerPlacement("none", job, 0, 1, 0, 1)
 
 
 def _task_counts(name: str, text: str) -> Iterator[tuple[int, int]]:

@@ -29,7 +29,7 @@ from kvstore.settings.launchers import WorkerPlacement
 
 
 def place(launcher: str = "mpich", rank: int = 0, size: int = 4, local: int = 4) -> WorkerPlacement:
-    return WorkerPlacement(launcher, f"{launcher}:job", rank, size, rank % local, local, "")
+    return WorkerPlacement(launcher, f"{launcher}:job", rank, size, rank % local, local)
 
 
 SOMEWHERE = Rendezvous("job", "ipc://@x")
@@ -137,7 +137,7 @@ def test_a_first_rank_that_does_not_come_is_not_waited_for(
 def test_a_folder_to_meet_in_is_made_and_removed(tmp_path: Path) -> None:
     folder = tmp_path / "new"
     first, second = (
-        meeting(WorkerPlacement("mpich", job, 0, 4, 0, 2, ""), {"DMLC_INTERFACE": "lo"}, folder=str(folder))
+        meeting(WorkerPlacement("mpich", job, 0, 4, 0, 2), {"DMLC_INTERFACE": "lo"}, folder=str(folder))
         for job in ("first", "second")
     )
     clear = first.prepare(4, 2)
@@ -437,7 +437,7 @@ assert part.keys.secret.decode() in Path(os.environ["KVSTORE_KEYS_FILE"]).read_t
 
 def test_a_folder_that_another_job_has_left_is_not_taken(ranks: Ranks) -> None:
     options = {"DMLC_INTERFACE": "lo", "KVSTORE_JOB": "again"}
-    found = meeting(WorkerPlacement("mpich", "again", 0, 1, 0, 1, ""), {}, folder=str(ranks.folder / "here"))
+    found = meeting(WorkerPlacement("mpich", "again", 0, 1, 0, 1), {}, folder=str(ranks.folder / "here"))
     assert found.folder is not None
     found.folder.mkdir(parents=True)
     process = ranks.start(mpich, 1, "-s", "1", "--meet", "here", **options)

@@ -7,7 +7,6 @@ import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pace
 import pytest
@@ -319,47 +318,3 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     result = invoke("keys", "-n", "1", "-s", "1", str(tmp_path / "file" / "keys"))
     assert result.exit_code == 1
     assert "keys cannot be written" in result.stderr
-
-
-# ------------------------------------------------------------------------------------------------------ env
-
-
-def test_env_shows_the_part_of_a_server(job: Job) -> None:
-    process = job.start("-m", "kvstore.launch", "env", env={**job.environment, **DMLC})
-    out, _ = process.communicate(timeout=pace.seconds(60))
-    assert process.returncode == 0
-    rows = dict(line.strip().split(maxsplit=1) for line in out.decode().splitlines() if len(line.split()) > 1)
-    assert rows["role"] == "server"
-    assert rows["scheduler"] == "tcp://127.0.0.1:9091"
-    assert rows["encrypted"] == "False"
-
-
-def test_env_shows_what_is_missing() -> None:
-    result = invoke("env", DMLC_ROLE="server")
-    assert result.exit_code == 1
-    assert "DMLC_PS_ROOT_URI" in result.stdout
-    assert "not chosen" in result.stdout
-
-
-def test_env_shows_no_secret(tmp_path: Path) -> None:
-    invoke("keys", "-n", "1", "-s", "1", str(tmp_path / "keys"))
-    path = tmp_path / "keys" / "worker-0.json"
-    for arguments in (["env"], ["env", "--json"]):
-        result = invoke(*arguments, KVSTORE_SCHEDULER="tcp://127.0.0.1:1", KVSTORE_KEYS_FILE=str(path))
-        assert result.exit_code == 0
-        assert "rue" in result.stdout.partition("encrypted")[2].splitlines()[0]
-        assert JobKeys.from_file(path).secret.decode() not in result.stdout
-
-
-def test_env_without_servers_says_so() -> None:
-    assert "no parameter server" in invoke("env").stdout
-
-
-def test_the_parts_of_a_job_are_shown_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    import json
-
-    found: Any = json.loads(invoke("env", "--json", **DMLC).stdout)
-    part = found["parameter_server"]
-    assert (part["role"], part["num_servers"], part["encrypted"]) == ("server", 3, False)
-    assert "DMLC_ROLE=server" in part["why"]
-    assert json.loads(invoke("env", "--json").stdout)["parameter_server"] is None

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore as kv
-from kvstore.settings.launchers import WorkerPlacement, detect_placement, other_launchers
+from kvstore.settings.launchers import WorkerPlacement, detect_placement
 
 OWN = {
     "KVSTORE_JOB": "5a0e",
@@ -150,7 +150,6 @@ def test_launchers_are_recognised(
     assert found.launcher == launcher
     assert numbers(found) == expected
     assert found.job
-    assert found.why
 
 
 def test_the_order_of_launchers() -> None:
@@ -277,21 +276,6 @@ def test_a_pmi_rank_from_srun_is_slurm_s() -> None:
     assert detect_placement({**SLURM, "PMI_RANK": "5", "PMI_SIZE": "6", "PMI_FD": "3"}).launcher == "slurm"
 
 
-def test_alternatives_say_why_they_lost() -> None:
-    others = dict(other_launchers({**STANDALONE, **SLURM, "OMPI_COMM_WORLD_RANK": "1"}))
-    assert list(others) == ["kvstore", "openmpi", "mpich", "horovodrun", "slurm"]
-    assert "KVSTORE_RANK" in others["kvstore"]
-    assert "OMPI_COMM_WORLD_SIZE is not" in others["openmpi"]
-    assert "srun" in others["mpich"]
-    assert "rank 5 of 6" in others["slurm"]
-
-
-def test_alternatives_of_a_contradiction_list_it() -> None:
-    assert "WORLD_SIZE" in dict(other_launchers({"RANK": "1"}))["torchrun"]
-    assert "without srun" in dict(other_launchers(BATCH))["slurm"]
-    assert "interactive" in dict(other_launchers(INTERACTIVE))["slurm"]
-
-
 VARIABLES = sorted({name for environment in (*ALL.values(), MPICH) for name in environment})
 VALUES: st.SearchStrategy[Any] = st.one_of(
     st.sampled_from(["0", "1", "2", "4(x2),1", ""]), st.text(max_size=5)
@@ -300,7 +284,6 @@ VALUES: st.SearchStrategy[Any] = st.one_of(
 
 @given(st.dictionaries(st.sampled_from(VARIABLES), VALUES))
 def test_anything_else_is_a_placement_or_an_error(environment: dict[str, str]) -> None:
-    other_launchers(environment)
     try:
         found = detect_placement(environment)
     except kv.ConfigError as error:
@@ -314,4 +297,3 @@ def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.Monke
     for name, value in OWN.items():
         monkeypatch.setenv(name, value)
     assert detect_placement() == detect_placement(OWN)
-    assert "kvstore" not in dict(other_launchers())

@@ -31,8 +31,11 @@ def launcher(environment: Mapping[str, str] | None = None) -> CheckFinding:
     signs = f" ({', '.join(names)} are set)" if names else ""
     try:
         found = launchers.detect_placement(env)
-    except ConfigError:
-        return error(f"the variables of a launcher are incomplete or contradict each other{signs}")
+    except ConfigError as failure:
+        text = str(failure)
+        for name, value in env.items():
+            text = text.replace(f"{name}={value!r}", name).replace(f"{name}={value}", name)
+        return error(f"the variables of a launcher are incomplete or contradict each other{signs}", text)
     if found.launcher == "none":
         return ok(f"none: this process is a job of its own{signs}")
     return ok(f"{found.launcher}: rank {found.rank} of {found.size}{signs}")
@@ -48,7 +51,9 @@ def parameter_server(environment: Mapping[str, str] | None = None) -> CheckFindi
         return error(f"the variables of this job with servers are wrong or incomplete ({names} are set)")
     if found is None:
         return ok("this process belongs to no job with servers")
-    return ok(f"this process is a {found.role}, {'' if found.keys else 'not '}encrypted ({names} are set)")
+    counts = f"of a job with {found.num_workers or '?'} workers and {found.num_servers or '?'} servers"
+    secured = "encrypted" if found.keys else "not encrypted"
+    return ok(f"this process is a {found.role} {counts}, {secured} ({names} are set)")
 
 
 def variables(environment: Mapping[str, str] | None = None) -> CheckFinding:
@@ -73,7 +78,7 @@ def settings(environment: Mapping[str, str] | None = None) -> CheckFinding:
         return ok("stores and servers can use the values of all variables")
     meanings = {name: row.meaning for row in (*STORES, *SERVERS) for name in row.names(WORKER)}
     expected = "; ".join(f"{name} ({meanings[name]})" for name in wrong)
-    cure = f"unset or correct: {expected}. `kvstore env` says what is wrong"
+    cure = f"unset or correct: {expected}. the error of `kvstore.create` says what is wrong"
     return error(f"values that cannot be used: {', '.join(wrong)}", cure)
 
 

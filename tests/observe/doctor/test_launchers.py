@@ -32,16 +32,18 @@ def test_a_contradiction_is_an_error_without_values() -> None:
     found = finding(launchers.launcher, {"RANK": SECRET, "WORLD_SIZE": "2"})
     assert found.level == "error"
     assert "RANK, WORLD_SIZE are set" in found.text
-    assert "kvstore env" in found.cure
+    incomplete = finding(launchers.launcher, {"RANK": SECRET})
+    assert incomplete.cure == "RANK is set and WORLD_SIZE is not: set it as torchrun does, or unset RANK"
+    assert "RANK is not an integer" in found.cure
     assert SECRET not in str(found)
 
 
 def test_a_job_with_servers() -> None:
     assert finding(launchers.parameter_server, {}).level == "ok"
-    complete = {"KVSTORE_ROLE": "server", "KVSTORE_SCHEDULER": "tcp://127.0.0.1:4711"}
+    complete = {"KVSTORE_ROLE": "server", "KVSTORE_SCHEDULER": "tcp://127.0.0.1:4711", "DMLC_NUM_SERVER": "3"}
     found = finding(launchers.parameter_server, complete)
     assert found.level == "ok"
-    assert "a server, not encrypted" in found.text
+    assert "a server of a job with ? workers and 3 servers, not encrypted" in found.text
     assert "4711" not in found.text
     wrong = finding(launchers.parameter_server, {"KVSTORE_ROLE": SECRET})
     assert (wrong.level, SECRET in str(wrong)) == ("error", False)
