@@ -46,6 +46,12 @@ class WorkerPlacement:
     local_size: int
 
 
+class PlacementError(ConfigError):
+    """Variables of a launcher are wrong; `without_values` is the message for a report that is published."""
+
+    without_values = ""
+
+
 class _LauncherVariables:
     """The variables of one launcher."""
 
@@ -86,11 +92,13 @@ class _LauncherVariables:
         """Return the name and the value of the first variable that is set."""
         found = first_set(env, names)
         if found is None:
-            present = next(f"{sign}={env[sign]}" for sign in self.row.signs if env.get(sign))
-            text = f"{present} is set and {' or '.join(names)} is not"
-            raise ConfigError(f"{text}: set it as {self.row.name} does, or unset {present}")
+            present = next(sign for sign in self.row.signs if env.get(sign))
+            text = f"{{0}} is set and {' or '.join(names)} is not: set it as {self.row.name} does"
+            raise _placement_error(f"{text}, or unset {{0}}", (present, env[present]))
         if not re.fullmatch(r"[0-9]{1,10}", env[found]):
-            raise ConfigError(f"{found}={env[found]!r} is not an integer of at least 0: correct or unset it")
+            raise _placement_error(
+                "{0} is not an integer of at least 0: correct or unset it", (found, repr(env[found]))
+            )
         return found, int(env[found])
 
 
@@ -197,7 +205,9 @@ class _SlurmLauncher(_LauncherVariables):
             if node < nodes:
                 return name, count
             node -= nodes
-        raise ConfigError(f"{name}={text!r} has no entry for SLURM_NODEID={env['SLURM_NODEID']}: correct it")
+        raise _placement_error(
+            "{0} has no entry for {1}: correct it", (name, repr(text)), ("SLURM_NODEID", env["SLURM_NODEID"])
+        )
 
 
 _KINDS: dict[str, type[_LauncherVariables]] = {
@@ -247,13 +257,23 @@ def _task_counts(name: str, text: str) -> Iterator[tuple[int, int]]:
     for entry in text.split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", entry)
         if match is None:
-            raise ConfigError(f"{name}={text!r} is not a list such as 4(x2),1: set it as srun does")
+            raise _placement_error(
+                "{0} is not a list such as 4(x2),1: set it as srun does", (name, repr(text))
+            )
         yield int(match[1]), int(match[2] or 1)
 
 
+def _placement_error(template: str, *variables: tuple[str, object]) -> PlacementError:
+    """Return the error with a name and a value, or a name alone, for each field of the template."""
+    error = PlacementError(template.format(*(f"{name}={value}" for name, value in variables)))
+    error.without_values = template.format(*(name for name, _ in variables))
+    return error
+
+
 def _contradiction_error(first: tuple[str, int], other: tuple[str, int], rule: str) -> ConfigError:
-    found = f"{first[0]}={first[1]} contradicts {other[0]}={other[1]}"
-    return ConfigError(f"{found}: {rule}; unset the variables of an earlier launcher")
+    return _placement_error(
+        f"{{0}} contradicts {{1}}: {rule}; unset the variables of an earlier launcher", first, other
+    )
 
 
 def _nameless_error(sign: str, name: str, remedy: str) -> ConfigError:

@@ -32,10 +32,8 @@ def launcher(environment: Mapping[str, str] | None = None) -> CheckFinding:
     try:
         found = launchers.detect_placement(env)
     except ConfigError as failure:
-        text = str(failure)
-        for name, value in env.items():
-            text = text.replace(f"{name}={value!r}", name).replace(f"{name}={value}", name)
-        return error(f"the variables of a launcher are incomplete or contradict each other{signs}", text)
+        cure = failure.without_values if isinstance(failure, launchers.PlacementError) else str(failure)
+        return error(f"the variables of a launcher are incomplete or contradict each other{signs}", cure)
     if found.launcher == "none":
         return ok(f"none: this process is a job of its own{signs}")
     return ok(f"{found.launcher}: rank {found.rank} of {found.size}{signs}")
@@ -78,7 +76,7 @@ def settings(environment: Mapping[str, str] | None = None) -> CheckFinding:
         return ok("stores and servers can use the values of all variables")
     meanings = {name: row.meaning for row in (*STORES, *SERVERS) for name in row.names(WORKER)}
     expected = "; ".join(f"{name} ({meanings[name]})" for name in wrong)
-    cure = f"unset or correct: {expected}. the error of `kvstore.create` says what is wrong"
+    cure = f"unset or correct: {expected}; the error of `kvstore.create` says what is wrong"
     return error(f"values that cannot be used: {', '.join(wrong)}", cure)
 
 

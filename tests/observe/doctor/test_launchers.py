@@ -35,6 +35,9 @@ def test_a_contradiction_is_an_error_without_values() -> None:
     incomplete = finding(launchers.launcher, {"RANK": SECRET})
     assert incomplete.cure == "RANK is set and WORLD_SIZE is not: set it as torchrun does, or unset RANK"
     assert "RANK is not an integer" in found.cure
+    # The message has a number as it was read, and a name that ends with the name of an empty variable.
+    numbers = {"RANK": "007", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "SIZE": ""}
+    assert finding(launchers.launcher, numbers).cure.startswith("RANK contradicts WORLD_SIZE: ")
     assert SECRET not in str(found)
 
 
